@@ -47,7 +47,8 @@ def hands_over_to(method: Callable[..., Any] | str, description: str | None = No
         fix = 'pass a method of a service, Billing.chat, or its name, "Billing.chat"'
         raise TypeError(f"@hands_over_to: expected a method of a service, got {method!r}; {fix}")
     if not (description is None or isinstance(description, str)):
-        raise TypeError(f"@hands_over_to: description must be a str, got {type(description).__name__}")
+        fix = "write one decorator for each method" if callable(description) else "pass a text, or leave it out"
+        raise TypeError(f"@hands_over_to: description must be a str, got {type(description).__name__}; {fix}")
 
     def leave(target: F) -> F:
         if isinstance(target, type):

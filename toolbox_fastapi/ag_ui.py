@@ -119,7 +119,7 @@ MAX_SCHEMA = 100_000  # characters of JSON
 
 
 class _Input(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True, alias_generator=to_camel, populate_by_name=True)
+    model_config = ConfigDict(extra="ignore", alias_generator=to_camel, populate_by_name=True)
 
 
 class InputMessage(_Input):

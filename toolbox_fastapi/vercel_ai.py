@@ -96,7 +96,7 @@ _BLOCKS = {"text": "text", "thought": "reasoning"}
 class ChatMessage(BaseModel):
     """A message of the client. Its parts are read only where they count."""
 
-    model_config = ConfigDict(extra="ignore", strict=True)
+    model_config = ConfigDict(extra="ignore")
 
     id: Annotated[str, Short] | None = None
     role: Annotated[str, Field(max_length=50)]
@@ -110,7 +110,7 @@ class ChatBody(ClientBody):
     answers to pending calls.
     """
 
-    model_config = ConfigDict(extra="ignore", strict=True, populate_by_name=True)
+    model_config = ConfigDict(extra="ignore", populate_by_name=True)
 
     id: ChatId
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None

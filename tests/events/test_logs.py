@@ -261,6 +261,18 @@ async def test_the_user_is_that_of_the_declared_identity(caplog: pytest.LogCaptu
     assert {each.user for each in caplog.records if each.name == "toolbox.invocations"} == {"ann"}  # type: ignore[attr-defined]
 
 
+async def test_all_records_of_a_run_have_the_user(caplog: pytest.LogCaptureFixture) -> None:
+    model = ScriptedChatModel(["x"])
+    container = Container(models={"default": model}, seeds=[SecurityIdentity]).register(Tutor, LoggingListener)
+    with caplog.at_level(logging.INFO):
+        async with container, container.request_scope({SecurityIdentity: ANN}):
+            await container.runs.result(await container.runs.start(Tutor.ask, 7, "?"))
+
+    records = [vars(each) for each in caplog.records if each.name == "toolbox.invocations"]
+    assert {each["event"] for each in records} > {"run_started", "service_started"}
+    assert {each["user"] for each in records} == {"ann"}
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_refused_call_has_the_user_too(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
     @register_ai_service

@@ -3,12 +3,17 @@
 import copy
 import json
 from collections.abc import Iterator
+from datetime import date
+from enum import Enum
 from typing import Any, Protocol
+from uuid import UUID
 
 import pytest
+from pydantic import BaseModel
 
 from toolbox import MemoryId, register_ai_service, tool
 from toolbox.testing import ScriptedChatModel, tool_call
+from toolbox_fastapi import ag_ui, vercel_ai
 
 from .conftest import Running
 from .front_desk import (
@@ -227,3 +232,29 @@ async def test_who_has_asked_may_not_answer_where_the_tool_says_so(path: str, ru
     assert written.status_code == 409
     assert done.status_code == 200, done.text
     assert run.status == "completed"
+
+
+class Visibility(Enum):
+    PUBLIC = "public"
+
+
+class OfThePage(BaseModel):
+    tenant: UUID
+    visibility: Visibility
+    since: date
+
+
+class ChatBody(vercel_ai.ChatBody, OfThePage): ...
+
+
+class RunInput(ag_ui.RunInput, OfThePage): ...
+
+
+@pytest.mark.parametrize(("form", "body"), [(ChatBody, said("hi")), (RunInput, posted("hi"))])
+def test_a_body_with_further_fields_reads_them_as_fastapi_reads_them(
+    form: type[OfThePage], body: dict[str, Any]
+) -> None:
+    tenant = UUID(int=7)
+    read = form.model_validate(body | {"tenant": str(tenant), "visibility": "public", "since": "2027-01-31"})
+
+    assert (read.tenant, read.visibility, read.since) == (tenant, Visibility.PUBLIC, date(2027, 1, 31))

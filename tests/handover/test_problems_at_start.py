@@ -159,6 +159,8 @@ def test_what_cannot_be_a_target_is_refused_at_once() -> None:
         hands_over_to("chat")
     with pytest.raises(TypeError, match="is a class"):
         hands_over_to("Desk.chat")(Billing)
+    with pytest.raises(TypeError, match="write one decorator for each method"):
+        hands_over_to(Billing.chat, Billing.chat)  # type: ignore[arg-type]  # a mistake
 
 
 def test_a_hand_over_of_a_method_with_a_body_has_no_effect_and_is_a_problem() -> None:

@@ -796,6 +796,7 @@ async def execute(
         # An owner that died before its first effect has started nothing. It may have chosen the model.
         has_begun = session.has_begun or document.answers or document.cancels
         event = RunResumedEvent if has_begun else RunStartedEvent
+        await host.note_caller(invocation.context)
         host.listeners.tell(event(invocation.context, session.id, document.trace))
     if send is None:
         result = _result_of(invocation, await run(invocation))

@@ -6,7 +6,8 @@ Not here: engines and sessions as beans (`sessions`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from importlib.util import find_spec
@@ -30,6 +31,8 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from ..errors import IllegalConfigurationError, Problem
+
+logger = logging.getLogger("toolbox.sql")
 
 FOR_WRITING = {"toolbox_for_writing": True}
 """Execution options of a connection whose next transaction will write.
@@ -273,11 +276,36 @@ def _begin_as_writer(connection: Connection) -> None:
     # The driver, or the program's own listener, may have begun a transaction that would write only later. It is empty.
     if getattr(connection.connection.driver_connection, "in_transaction", False):
         connection.exec_driver_sql("ROLLBACK")
+    for label, database, is_open in _writers.get():
+        if database == address_of(connection.engine) and is_open():
+            logger.warning(
+                "%s: a write on another connection waits for the transaction of this @transactional function, which "
+                "waits for the write; SQLite lets one connection write at a time. Do the other write before or after "
+                "the function: conversations, runs and other sessions have their own connections.",
+                label,
+            )
+            break
     connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 def _is_for_writing(connection: Connection) -> bool:
     return bool(connection.get_execution_options().get("toolbox_for_writing", False))
+
+
+_writers: ContextVar[tuple[tuple[str, object, Callable[[], bool]], ...]] = ContextVar("toolbox.writers", default=())
+
+
+@contextmanager
+def writing(engine: Engine, label: str, is_open: Callable[[], bool]) -> Iterator[None]:
+    """Note that the code in the block is in a transaction that writes to an SQLite database, as long as `is_open`.
+
+    A write of this code on another connection would wait for it until SQLite gives up: then a warning names `label`.
+    """
+    token = _writers.set((*_writers.get(), (label, address_of(engine), is_open)))
+    try:
+        yield
+    finally:
+        _writers.reset(token)
 
 
 # --- one transaction of two stores

@@ -1,7 +1,7 @@
 """SQLite: a session that has read before another one wrote cannot write any more, and what the page says about it."""
 
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import pytest
 from fastapi import FastAPI, Header
@@ -11,7 +11,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
 from tests.databases.open_sessions.desk import Desk, Program, Start, User, session_of
-from toolbox import Container, Inject, ToolboxSettings, sql
+from toolbox import Container, Inject, MemoryId, ToolboxSettings, register_ai_service, sql
 from toolbox.security import SecurityIdentity
 from toolbox.settings import SqlSettings
 from toolbox.testing import ScriptedChatModel
@@ -110,3 +110,53 @@ async def test_an_endpoint_can_write_if_its_identity_ended_its_read(
     install(app, container.register(sql.engine, sql.session, Desk), identity=identity)
     with TestClient(app, raise_server_exceptions=False) as client:
         assert client.post("/count", headers={"user": "7"}).status_code == status
+
+
+@register_ai_service
+class Rooms(Protocol):
+    async def chat(self, room: MemoryId[str], text: str) -> str: ...
+
+
+async def create_a_conversation(container: Container) -> None:
+    await container.conversations.create(Rooms, "7")
+
+
+async def start_a_run(container: Container) -> None:
+    await container.runs.start(Rooms.chat, "7", "Hi")
+
+
+async def write_in_another_session(container: Container) -> None:
+    async with container.request_scope():
+        await count(await container.aget(AsyncSession))
+
+
+Writes = Callable[[Container], Awaitable[None]]
+
+
+@pytest.mark.parametrize("write", [create_a_conversation, start_a_run, write_in_another_session])
+@pytest.mark.parametrize("commits", [False, True])
+async def test_a_write_that_waits_for_the_transaction_around_it_is_named_at_once(
+    write: Writes, commits: bool, start: Start, sqlite_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    @sql.transactional
+    async def remove_account(session: AsyncSession, container: Container) -> None:
+        await session.execute(COUNT)
+        if commits:
+            await session.commit()
+        await write(container)
+
+    async with start():  # creates the tables
+        pass
+    async with sql.open_engine(sqlite_url, connect_args={"timeout": 0}) as engine:
+        container = Container(models={"default": ScriptedChatModel(["Hi"])}).register_instance(engine, AsyncEngine)
+        async with container.register(sql.session, *sql.stores, Rooms), container.request_scope():
+            removing = remove_account(await container.aget(AsyncSession), container)
+            if commits:
+                await removing
+            else:
+                with pytest.raises(Exception, match=r"database is locked|a store failed"):
+                    await removing
+
+    warnings = [each.getMessage() for each in caplog.records if each.name == "toolbox.sql"]
+    assert warnings if not commits else not warnings
+    assert all("remove_account: a write on another connection waits" in each for each in warnings)
