@@ -21,14 +21,14 @@ from ..services.layers import check_conversation_first
 from ..services.outputs import Shape
 from ..services.plans import MethodPlan
 from ..services.tools_of_blocks import place_of_added_tools
-from .client_tools import read_client_tools, write_client_tool
 from .documents import are_arguments_of, make_comparable
 from .new_documents import describe_run, new_header, with_message
 from .persons import current_identity
 from .program_values import refuse_other_type
 from .run_execution import NewRun, RunExecution, wait_unless_lost
 from .runs_host import RunsHost
-from .service_calls import PreparedRun, check_input
+from .service_calls.client_tools import read_client_tools, write_client_tool
+from .service_calls.run_invocations import PreparedRun, check_input
 from .store import StoredRun
 from .stored_runs import StoredRuns, is_storable, read_document
 

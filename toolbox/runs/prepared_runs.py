@@ -24,15 +24,15 @@ from ..services.plans import MethodPlan
 from ..services.tools_of_blocks import tools_added
 from ..services.toolsets import Toolset
 from ..tools.tool_calls import Tool
-from .client_tools import read_client_tools
 from .documents import WaitingCall
 from .persons import is_same_person, read_identity, with_token_of
 from .places import invocation_of
 from .program_values import output_fingerprint, read_arguments, read_seeds
 from .runs_host import RunsHost
-from .service_calls import PreparedRun
+from .service_calls.client_tools import read_client_tools
+from .service_calls.run_invocations import PreparedRun
+from .service_calls.stored_calls import find_fault
 from .store import StoredRun
-from .stored_calls import find_fault
 from .stored_runs import read_document
 
 

@@ -25,10 +25,10 @@ from .new_documents import read_user_message
 from .persons import starter_of
 from .places import RecordKey, place_below
 from .prepared_runs import PreparedRuns
-from .record_contents import has_run_in, reply_from_dict, result_from_dict
 from .run_session import RunSession, TurnWriteError, write_together
 from .runs_host import RunsHost
-from .service_calls import ServiceCall
+from .service_calls.record_contents import has_run_in, reply_from_dict, result_from_dict
+from .service_calls.run_invocations import ServiceCall
 from .store import ENDED, StoredRun, joins
 from .stored_runs import StoredRuns, read_document
 

@@ -20,14 +20,14 @@ from ..events import RunAnsweredEvent
 from ..safe_text import describe_store_error
 from ..service_events import ServiceEvent
 from ..services.outputs import Result
-from .answer_checks import AnswerChecks
 from .documents import GivenAnswer, RunDocument, WaitingCall, find_expired, next_expiry
 from .persons import history_name, person_name, starter_of, write_person
 from .prepared_runs import PreparedRuns
 from .run_answers import Answer, HistoryEntry, reject
 from .run_execution import PutEvent, RunExecution, wait_unless_lost
 from .runs_host import RunsHost
-from .service_calls import PreparedRun
+from .service_calls.answer_checks import AnswerChecks
+from .service_calls.run_invocations import PreparedRun
 from .store import RunChanges, StoredRun
 from .stored_runs import StoredRuns
 

@@ -18,7 +18,7 @@ from .persons import history_name
 from .prepared_runs import PreparedRuns
 from .run_answers import HistoryEntry
 from .run_execution import RunExecution, wait_unless_lost
-from .service_calls import PreparedRun
+from .service_calls.run_invocations import PreparedRun
 from .store import RunChanges, StoredRun
 from .stored_runs import StoredRuns, read_document
 

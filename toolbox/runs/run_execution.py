@@ -45,7 +45,7 @@ from .run_answers import HistoryEntry
 from .run_leases import HeldRun, RunLeases
 from .run_session import RunSession
 from .runs_host import RunsHost
-from .service_calls import PreparedRun, execute
+from .service_calls.run_invocations import PreparedRun, execute
 from .store import RunChanges, RunLook, RunStore, StoredRecord, StoredRun
 from .stored_runs import StoredRuns
 from .waiting_entries import WaitingEntries

@@ -10,10 +10,10 @@ from typing import Any
 from ..conversations.keys import Owner
 from ..errors import AnswerForbiddenError
 from ..security import SecurityIdentity
-from .answer_checks import AnswerChecks
 from .prepared_runs import PreparedRuns
 from .run_answers import Run
 from .runs_host import RunsHost
+from .service_calls.answer_checks import AnswerChecks
 from .stored_runs import StoredRuns
 
 

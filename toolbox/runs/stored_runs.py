@@ -31,7 +31,7 @@ from .run_answers import Run
 from .run_looks import RunLooks
 from .run_session import RunSession, store_errors_of
 from .runs_host import RunsHost
-from .service_calls import ServiceCall
+from .service_calls.run_invocations import ServiceCall
 from .store import ENDED, KEEP, Keep, RunChanges, RunLook, RunStore, StoredRecord, StoredRun, supports_of
 
 T = TypeVar("T")

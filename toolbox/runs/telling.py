@@ -15,7 +15,7 @@ from .documents import told_to_json
 from .persons import history_name
 from .prepared_runs import PreparedRuns
 from .runs_host import RunsHost
-from .service_calls import check_input
+from .service_calls.run_invocations import check_input
 from .store import ENDED, no_messages, supports_of
 from .stored_runs import StoredRuns
 

@@ -11,27 +11,27 @@ from functools import cache
 from types import MappingProxyType
 from typing import Annotated, Any, TypeAlias
 
-from ..bean_references import BeanReference
-from ..chat import ChatModel
-from ..di.decorators import Named
-from ..di.graph import BeanGraph
-from ..di.injection_points import MISSING, point_of
-from ..di.problem_texts import web_request_fix
-from ..di.values import LazyBean, SingleBean, Value, beans_in
-from ..errors import Problem
-from ..introspection import type_name
-from ..security import TOKEN, SecurityIdentity
-from ..services.call_messages import FunctionMessage
-from ..services.declared_sources import model_names_in
-from ..services.inner_plans import inner_plan, is_run
-from ..services.method_marks import named_at_method, named_at_tool
-from ..services.plans import MethodPlan
-from ..services.stored_forms import adapter_of
-from ..services.teams import targets_of
-from ..tools.tool_calls import Tool
-from .exactly_once import ExactlyOnce, exactly_once_at_start, exactly_once_of
-from .run_engines import RunEngine
-from .store import RunStore, supports_of, unsupported_problem
+from ...bean_references import BeanReference
+from ...chat import ChatModel
+from ...di.decorators import Named
+from ...di.graph import BeanGraph
+from ...di.injection_points import MISSING, point_of
+from ...di.problem_texts import web_request_fix
+from ...di.values import LazyBean, SingleBean, Value, beans_in
+from ...errors import Problem
+from ...introspection import type_name
+from ...security import TOKEN, SecurityIdentity
+from ...services.call_messages import FunctionMessage
+from ...services.declared_sources import model_names_in
+from ...services.inner_plans import inner_plan, is_run
+from ...services.method_marks import named_at_method, named_at_tool
+from ...services.plans import MethodPlan
+from ...services.stored_forms import adapter_of
+from ...services.teams import targets_of
+from ...tools.tool_calls import Tool
+from ..exactly_once import ExactlyOnce, exactly_once_at_start, exactly_once_of
+from ..run_engines import RunEngine
+from ..store import RunStore, supports_of, unsupported_problem
 
 Plans: TypeAlias = Mapping[type[Any], Mapping[str, MethodPlan]]
 

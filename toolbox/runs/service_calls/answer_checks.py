@@ -12,26 +12,26 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ..chat import PendingCall, ToolExecutionRequest
-from ..deferred_answers import TAKES_ANSWERS
-from ..errors import AnswerForbiddenError, RunAnswerError, ToolArgumentsError
-from ..introspection import type_name
-from ..safe_text import faults_of, faults_text, printable
-from ..services.answers import accepted_result
-from ..services.methods import arguments_as_tool
-from ..services.plans import MethodPlan
-from ..tools.tool_calls import Tool
-from ..tools.written_arguments import change_arguments
-from .documents import WaitingCall
-from .persons import person_name, starter_of
-from .places import invocation_of
-from .prepared_runs import PreparedRuns
-from .program_values import json_value, reason_of
-from .run_answers import KINDS, Answer, AnswerKind
-from .runs_host import RunsHost
-from .service_calls import PreparedRun, RunPlace, ServiceCall, find_provided_tool
-from .store import StoredRun
-from .stored_runs import StoredRuns, shortened
+from ...chat import PendingCall, ToolExecutionRequest
+from ...deferred_answers import TAKES_ANSWERS
+from ...errors import AnswerForbiddenError, RunAnswerError, ToolArgumentsError
+from ...introspection import type_name
+from ...safe_text import faults_of, faults_text, printable
+from ...services.answers import accepted_result
+from ...services.methods import arguments_as_tool
+from ...services.plans import MethodPlan
+from ...tools.tool_calls import Tool
+from ...tools.written_arguments import change_arguments
+from ..documents import WaitingCall
+from ..persons import person_name, starter_of
+from ..places import invocation_of
+from ..prepared_runs import PreparedRuns
+from ..program_values import json_value, reason_of
+from ..run_answers import KINDS, Answer, AnswerKind
+from ..runs_host import RunsHost
+from ..store import StoredRun
+from ..stored_runs import StoredRuns, shortened
+from .run_invocations import PreparedRun, RunPlace, ServiceCall, find_provided_tool
 
 MAX_REASON = 10_000
 """The maximum length of a reason, in characters."""

@@ -12,36 +12,36 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
-from ..chat import ChatResponse, PendingCall, RunSuspended, ToolExecutionRequest, UserMessage
-from ..conversations.keys import ChatMemoryKey
-from ..errors import EndsInvocation, RunIncompatibleError
-from ..events import RunResumedEvent, RunStartedEvent
-from ..limits import UsageLimits, remaining
-from ..safe_text import printable
-from ..service_events import ServiceEvent
-from ..service_names import stored_name
-from ..services.declaration import Retries
-from ..services.driver import run, stream
-from ..services.host_needs import ServiceHost
-from ..services.invocation import Invocation, Perform
-from ..services.layers import check_input_first
-from ..services.loop import CallModel, Finish, ModelReplied, RunTool, Suspend
-from ..services.opening import open_invocation
-from ..services.outputs import Result, Shape
-from ..services.plans import MethodPlan
-from ..services.recording_needs import FAILURE, EffectForm, StoredInvocation, ToldMessage, TurnWrite
-from ..services.state import PendingToolCall, State
-from ..services.stored_forms import usage_from_dict, usage_to_dict
-from ..settings import settings_key
-from ..store_clock import clock_of
-from ..tools.results import Encoded, EncodedInFull
-from ..tools.tool_calls import Tool, ToolCall, ToolStep
-from .documents import VERSION, OuterCall, RunDocument, WaitingCall, next_expiry, with_expiries
-from .effects import effect
-from .event_log import event_to_json
-from .new_documents import current_trace, describe_run, new_header, read_user_message, with_message
-from .next_tries import wait_before_next_try
-from .places import (
+from ...chat import ChatResponse, PendingCall, RunSuspended, ToolExecutionRequest, UserMessage
+from ...conversations.keys import ChatMemoryKey
+from ...errors import EndsInvocation, RunIncompatibleError
+from ...events import RunResumedEvent, RunStartedEvent
+from ...limits import UsageLimits, remaining
+from ...safe_text import printable
+from ...service_events import ServiceEvent
+from ...service_names import stored_name
+from ...services.declaration import Retries
+from ...services.driver import run, stream
+from ...services.host_needs import ServiceHost
+from ...services.invocation import Invocation, Perform
+from ...services.layers import check_input_first
+from ...services.loop import CallModel, Finish, ModelReplied, RunTool, Suspend
+from ...services.opening import open_invocation
+from ...services.outputs import Result, Shape
+from ...services.plans import MethodPlan
+from ...services.recording_needs import FAILURE, EffectForm, StoredInvocation, ToldMessage, TurnWrite
+from ...services.state import PendingToolCall, State
+from ...services.stored_forms import usage_from_dict, usage_to_dict
+from ...settings import settings_key
+from ...store_clock import clock_of
+from ...tools.results import Encoded, EncodedInFull
+from ...tools.tool_calls import Tool, ToolCall, ToolStep
+from ..documents import VERSION, OuterCall, RunDocument, WaitingCall, next_expiry, with_expiries
+from ..effects import effect
+from ..event_log import event_to_json
+from ..new_documents import current_trace, describe_run, new_header, read_user_message, with_message
+from ..next_tries import wait_before_next_try
+from ..places import (
     RecordedFact,
     RecordKey,
     calls_around,
@@ -53,16 +53,16 @@ from .places import (
     position_of,
     without_attempt,
 )
-from .program_values import writable_values, write_details, write_value
+from ..program_values import writable_values, write_details, write_value
+from ..run_session import Recorded, RunSession
+from ..runs_host import RunsHost
+from ..store import StoredRecord, StoredRun
 from .record_contents import (
     reply_from_dict,
     reply_to_json,
     snapshot_to_json,
     state_from_dict,
 )
-from .run_session import Recorded, RunSession
-from .runs_host import RunsHost
-from .store import StoredRecord, StoredRun
 from .stored_calls import find_fault, find_other_origin, origin_of, tool_that_gives
 from .tool_records import CancelledInsideError, ToolRecords
 
