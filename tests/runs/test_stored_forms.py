@@ -69,7 +69,7 @@ from toolbox.runs.service_calls.record_contents import (
     snapshot_to_json,
     state_from_dict,
 )
-from toolbox.services.inner_events import ServiceWork
+from toolbox.service_events import ServiceWork
 from toolbox.services.loop import ModelReplied
 from toolbox.services.outputs import Compensation
 from toolbox.services.recording_needs import FAILURE, MODEL_CHOICE, SUMMARY, RecordedFailure, SummaryReply

@@ -1,7 +1,7 @@
 """The contents of records as versioned JSON: states, replies of models, results of tools.
 
-Not here: which record is written when (`run_invocations`, `tool_records`), the fields of a state (`services.state`), what
-services declare themselves (`services.recording_needs`).
+Not here: which record is written when (`run_invocations`, `tool_records`), the fields of a state (`services.state`),
+what services declare themselves (`services.recording_needs`).
 """
 
 from __future__ import annotations
