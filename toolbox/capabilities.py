@@ -63,11 +63,11 @@ class Late(Enum):
     RUN_STORE_IN_MEMORY = "toolbox.runs.store:InMemoryRunStore"
     RUN_ENGINE = "toolbox.runs.run_engines:RunEngine"
     RUN_ENGINE_OF_THIS_PROCESS = "toolbox.runs.run_engines:LocalRunEngine"
-    CHECKS_OF_RUNS = "toolbox.runs.service_calls.start_checks:run_problems"
-    CHECKS_WITH_THE_OPENED_RUN_STORE = "toolbox.runs.service_calls.start_checks:problems_with_opened_store"
-    CHECKS_OF_DURABLE_METHODS = "toolbox.runs.service_calls.start_checks:durable_problems"
-    CHECK_OF_PERSISTENCE = "toolbox.runs.service_calls.start_checks:not_persistent"
-    CHECKS_OF_APPROVED_ARGUMENTS = "toolbox.runs.service_calls.start_checks:hidden_argument_problems"
+    CHECKS_OF_RUNS = "toolbox.runs.service_calls.call_checks:run_problems"
+    CHECKS_WITH_THE_OPENED_RUN_STORE = "toolbox.runs.service_calls.call_checks:problems_with_opened_store"
+    CHECKS_OF_DURABLE_METHODS = "toolbox.runs.service_calls.call_checks:durable_problems"
+    CHECK_OF_PERSISTENCE = "toolbox.runs.start_checks:not_persistent"
+    CHECKS_OF_APPROVED_ARGUMENTS = "toolbox.runs.service_calls.call_checks:hidden_argument_problems"
 
 
 @cache

@@ -1,6 +1,7 @@
-"""`PreparedRuns`: checks that a stored run fits this program, and restores what it was asked, and in whose name.
+"""`PreparedRuns`: finds the body of a stored run in this program, and restores with it what the run was asked.
 
-Not here: whether its calls fit, which its body says (`run_body`), executing it (`run_execution`).
+`admit` says in whose name a run goes on, `open_scope` opens its request scope. Not here: what a body is (`run_body`),
+executing the run (`run_execution`).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class IdentityLoader(Protocol):
 
 
 class PreparedRuns:
-    """Finds the bodies of the stored runs of a host, and prepares what they continue with.
+    """Finds the bodies of the stored runs of a host: to continue them, and to read what came of them.
 
     `bodies_of` returns the bodies of a service with this stored name, by the names of their methods. `undoes_tools`
     returns True if a run of this program may have to undo what it has done when it is cancelled.

@@ -1,8 +1,8 @@
 """`Runs`: the runs of a container for callers, put together from its parts.
 
 Each part does one thing: `new_runs` creates, `resuming` answers, `cancelling` cancels, `run_execution` executes,
-`take_over` looks for runs whose process is gone, and `stored_runs` reads. Not here: what happens within a run
-(`run_session`).
+`take_over` looks for runs whose process is gone, and `stored_runs` reads. What they execute is chosen here: calls of
+services (`service_calls`). Not here: what a run asks of it (`run_body`), what happens within a run (`run_session`).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Runs:
 
     def __init__(self, host: RunsHost) -> None:
         self._host, self._stored = host, StoredRuns(host)
-        # What a run executes: the service methods of this program. Another kind of body is put together with them here.
+        # The bodies of runs are the service methods of this program. Those of another kind would be added to them here.
         bodies = ServiceBodies(host, self._stored)
         self._preparing = preparing = PreparedRuns(host, self._stored, bodies.of, bodies.undo_tools)
         self._execution = RunExecution(host, self._stored, preparing, self.watch_times)

@@ -34,7 +34,11 @@ _AFTER_ERRORS = 1.0  # seconds between two looks for lapsed runs while the store
 
 
 class TakeOver:
-    """Submits runs to the engine: new ones, answered ones, and those whose lease has expired."""
+    """Submits runs to the engine: new ones, answered ones, and those whose lease has expired.
+
+    `expire` rejects the calls of a run that have expired. `use_times` returns True if runs of this program may wait for
+    a time.
+    """
 
     def __init__(
         self,

@@ -27,9 +27,8 @@ from ..run_execution import NewRun
 from ..runs_host import RunsHost
 from ..store import StoredRun
 from ..stored_runs import StoredRuns, is_storable
-from .call_documents import describe_call, with_message
+from .call_documents import describe_call, refuse_other_type, with_message
 from .client_tools import write_client_tool
-from .method_values import refuse_other_type
 from .service_body import ServiceBody, check_input
 
 

@@ -35,17 +35,17 @@ from ..runs_host import RunsHost
 from ..store import StoredRun
 from ..stored_runs import StoredRuns
 from .answered_calls import AnsweredCall
-from .call_documents import read_user_message
-from .cancelled_turns import read_cancelled_turn
-from .method_values import (
+from .call_documents import (
     output_fingerprint,
     read_arguments,
     read_details,
+    read_user_message,
     read_value,
     with_restored_results,
     write_details,
     write_value,
 )
+from .cancelled_turns import read_cancelled_turn
 from .pending_calls import find_added, find_in_charge, find_tool, refuse_misfits
 from .run_invocations import ServiceCall, wait_after
 

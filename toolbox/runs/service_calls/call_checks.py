@@ -1,12 +1,12 @@
-"""Checks at start: what a run needs when it continues, in another request or another process.
+"""Checks at start of service methods that can be runs: what they need when a run continues, elsewhere and later.
 
-Not here: checks of services that do not concern runs (`hosts.registered_services`).
+Not here: checks that concern all runs (`runs.start_checks`), those of services without runs (`hosts.bean_checks`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import is_dataclass, replace
+from dataclasses import replace
 from functools import cache
 from types import MappingProxyType
 from typing import Annotated, Any, TypeAlias
@@ -20,7 +20,7 @@ from ...di.problem_texts import web_request_fix
 from ...di.values import LazyBean, SingleBean, Value, beans_in
 from ...errors import Problem
 from ...introspection import type_name
-from ...security import TOKEN, SecurityIdentity
+from ...security import SecurityIdentity
 from ...services.call_messages import FunctionMessage
 from ...services.declared_sources import model_names_in
 from ...services.inner_plans import inner_plan, is_run
@@ -30,7 +30,7 @@ from ...services.stored_forms import adapter_of
 from ...services.teams import targets_of
 from ...tools.tool_calls import Tool
 from ..exactly_once import ExactlyOnce, exactly_once_at_start, exactly_once_of
-from ..run_engines import RunEngine
+from ..start_checks import setting_problems, store_problems
 from ..store import RunStore, supports_of, unsupported_problem
 
 Plans: TypeAlias = Mapping[type[Any], Mapping[str, MethodPlan]]
@@ -49,15 +49,13 @@ def run_problems(
     `added` are the tools of each endpoint with a tool that can be suspended.
     """
     seeds = tuple(run_seeds)
-    yield from _seed_problems(seeds)
-    yield from _identity_problems(run_identity)
-    yield from _bean_problems(graph)
+    yield from setting_problems(graph, seeds, run_identity)
     everything = [plan for methods in plans.values() for plan in methods.values()]
     durable = [plan for plan in everything if plan.durable]
     for plan in durable:
         yield from durable_problems(plan)
     if durable:
-        yield from _store_problems(durable[0], graph)
+        yield from store_problems(durable[0].where, graph)
     yield from _lost_transactions(plans, graph)
     yield from _unsupported_options(plans, added, graph)
     kept = {*seeds, SecurityIdentity}
@@ -91,22 +89,6 @@ def durable_problems(plan: MethodPlan) -> Iterator[Problem]:
             reason = str(error).split("\n", 1)[0].partition(". Set `")[0].rstrip(".")
             fact = f"is durable, but pydantic cannot write the type of parameter {name!r} as JSON ({reason})"
             yield Problem(plan.where, fact, "use a type that pydantic can write and read")
-
-
-def _store_problems(plan: MethodPlan, graph: BeanGraph) -> Iterator[Problem]:
-    value = graph.resolve(point_of(RunStore | None, "the store of the runs"))
-    if isinstance(value, SingleBean):
-        definition = graph.definitions[value.bean]
-        persistent = getattr(definition.source, "persistent", getattr(definition.provides, "persistent", None))
-        if persistent is not False:  # a producer's store is checked when it is there
-            return
-    yield not_persistent(plan.where)
-
-
-def not_persistent(where: str) -> Problem:
-    """Return the problem of a durable method without a store that outlives the process."""
-    fact = "is durable, but there is no persistent RunStore"
-    return Problem(where, fact, "register one, for example sql.engine and sql.SqlRunStore (from toolbox import sql)")
 
 
 # --- options that need more of the store
@@ -382,33 +364,3 @@ def _not_kept(path: tuple[str, ...], seed: Any) -> Problem:
     if web_request_fix(seed):
         fix = f"take `{name} | None`, or a model with what you need of it that is in Container(run_seeds=…)"
     return Problem(" -> ".join(path), fact, fix)
-
-
-# --- beans
-
-
-def _bean_problems(graph: BeanGraph) -> Iterator[Problem]:
-    for kind, subject in ((RunStore, "the store of the runs"), (RunEngine, "the engine of the runs")):
-        point = point_of(kind | None, subject)
-        yield from graph.problems_of(point)
-        value = graph.resolve(point)
-        if not isinstance(value, SingleBean):
-            continue
-        definition = graph.definitions[value.bean]
-        if definition.scope.is_temporary:
-            fact = f"{definition.label} is {definition.scope.value}-scoped, but runs live longer than a request"
-            yield Problem(point.where, fact, "mark it @application_scoped")
-
-
-def _seed_problems(run_seeds: Iterable[Any]) -> Iterator[Problem]:
-    for each in run_seeds:
-        is_model = isinstance(each, type) and hasattr(each, "__pydantic_validator__")
-        if not (is_model or (isinstance(each, type) and is_dataclass(each))):
-            fact = f"{type_name(each)} is neither a pydantic model nor a dataclass, so it cannot be stored with a run"
-            yield Problem("Container(run_seeds=…)", fact, "use a pydantic model or a dataclass")
-
-
-def _identity_problems(run_identity: Iterable[str]) -> Iterator[Problem]:
-    if TOKEN in run_identity:
-        fact = f"the attribute {TOKEN!r} is the caller's own access token, which is never stored with a run"
-        yield Problem("Container(run_identity=…)", fact, "name attributes such as 'tenant'")
