@@ -22,7 +22,6 @@ from ...services.invocation import Invocation
 from ...services.methods import arguments_as_tool
 from ...services.opening import open_invocation
 from ...services.plans import MethodPlan
-from ...services.tools_of_blocks import tools_added
 from ...tools.tool_calls import Tool
 from ...tools.written_arguments import change_arguments
 from ..answer_checks import refuse_long
@@ -140,10 +139,10 @@ class AnsweredCall:
             (plan, arguments), place = found, RunPlace(body, path, path)
         admitted = await admit(host, run_id, prepared)
         async with open_scope(host, admitted):
-            with tools_added(self._added, prepared.document.added_by):
-                invocation = Invocation(plan, host, arguments, place=place)
-                await open_invocation(invocation)
-                return invocation.toolset.stored(self._call.tool_name)
+            invocation = Invocation(plan, host, arguments, place=place)
+            invocation.added, invocation.added_by = self._added, prepared.document.added_by
+            await open_invocation(invocation)
+            return invocation.toolset.stored(self._call.tool_name)
 
     def _decode_inner_call(self) -> tuple[MethodPlan, Mapping[str, Any]] | None:
         """Return the method that a call waits in, called as a tool, and its arguments; None for a provider's tool."""

@@ -25,7 +25,6 @@ from ...services.layers import check_input_first
 from ...services.loop import Finish, Suspend
 from ...services.outputs import Result, Shape
 from ...services.plans import MethodPlan
-from ...services.tools_of_blocks import tools_added
 from ..documents import RunDocument, WaitingCall
 from ..prepared_runs import admit, open_scope
 from ..run_answers import Answer
@@ -136,6 +135,7 @@ class ServiceBody:
         body, document = ServiceCall(session), prepared.document
         message = read_user_message(session.id, document)
         invocation = Invocation(self.plan, self.host, prepared.arguments, place=body.root, message=message)
+        invocation.added, invocation.added_by = find_added(self.host, document) or (), document.added_by
         invocation.is_input_checked, invocation.input_checked_by = document.is_checked, document.checked_by
         if (in_charge := body.handed_over_to) is not None:
             invocation.find_stored_member(in_charge)  # raises if this program has it no more
@@ -149,13 +149,12 @@ class ServiceBody:
         if show is not None and document.front_end:
             loop = asyncio.get_running_loop()
             current_reader.set(InnerReader(loop, front_end=FrontEnd(session.id, show, loop)))
-        with tools_added(find_added(self.host, document) or (), document.added_by):
-            if send is None:
-                result = _result_of(invocation, await run(invocation))
-            else:
-                invocation.yields_suspension = True
-                await stream(invocation, send)
-                result = _result_of(invocation, invocation.value())
+        if send is None:
+            result = _result_of(invocation, await run(invocation))
+        else:
+            invocation.yields_suspension = True
+            await stream(invocation, send)
+            result = _result_of(invocation, invocation.value())
         if isinstance(invocation.end, Suspend):
             return result, None
         details = write_details(result) if self.plan.output.shape is Shape.RESULT else None
