@@ -368,6 +368,53 @@ def test_services_and_their_hosts_load_other_capabilities_from_the_table_only() 
     assert wrong == []
 
 
+# What runs may know of services outside of `runs.service_calls`: plain values that they store or return.
+PLAIN_PARTS_OF_SERVICES = {
+    "toolbox.services.outputs": {"Result"},
+    "toolbox.services.recording_needs": {"FindApprovals", "ToldMessage", "TurnWrite", "type_name_of"},
+    "toolbox.services.state": {"State"},
+    "toolbox.services.stored_forms": {
+        "adapter_of",
+        "execution_from_dict",
+        "execution_to_dict",
+        "fields_from_dict",
+        "fields_to_dict",
+        "response_from_dict",
+        "response_to_dict",
+    },
+}
+# The host has the plans of services, which these two pass on. `Runs` puts together what runs execute.
+WITH_PLANS = {
+    "toolbox.runs.runs_host": {"toolbox.services.host_needs", "toolbox.services.plans"},
+    "toolbox.runs.runs_bean": {"toolbox.services.plans", "toolbox.runs.service_calls"},
+}
+PLAN_ATTRIBUTES = {"plan", "plans", "plan_of", "plans_of"}
+
+
+def test_runs_know_what_they_execute_only_through_their_body() -> None:
+    """`RunBody` is the seam: behind it, in `runs.service_calls`, lies all that knows services."""
+    wrong = []
+    for name, path in LIBRARY.items():
+        if not name.startswith("toolbox.runs.") or lies_in(name, ("toolbox.runs.service_calls",)):
+            continue
+        for node, _ in statements(tree_of(path)):
+            if not isinstance(node, ast.ImportFrom) or not node.level:
+                continue
+            module = resolve_name("." * node.level + (node.module or ""), "toolbox.runs")
+            if lies_in(module, tuple(WITH_PLANS.get(name, ()))):
+                continue
+            names = {each.name for each in node.names}
+            is_behind = lies_in(module, ("toolbox.services", "toolbox.runs.service_calls"))
+            if is_behind and not names <= PLAIN_PARTS_OF_SERVICES.get(module, set()):
+                wrong.append(f"{name}, line {node.lineno}, imports {', '.join(sorted(names))} of {module}")
+        if name not in WITH_PLANS:
+            nodes = ast.walk(tree_of(path))
+            reads = [each for each in nodes if isinstance(each, ast.Attribute) and each.attr in PLAN_ATTRIBUTES]
+            wrong += [f"{name}, line {each.lineno}, reads .{each.attr}" for each in reads]
+
+    assert wrong == []
+
+
 # Modules that import a module whose name is not in the call, and where it comes from.
 COMPUTED_IMPORTS = {
     "toolbox.first_use": "the tables of packages, which their .pyi files and TYPE_CHECKING blocks repeat",

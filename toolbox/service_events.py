@@ -6,7 +6,7 @@ Not here: the events of a model's stream (`chat`), events for listeners (`events
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from .chat import (
     BeforeToolExecution,
@@ -60,3 +60,26 @@ ServiceEvent: TypeAlias = (
     | InnerEvent
 )
 """The events of a service's `TokenStream`."""
+
+
+WorkState: TypeAlias = Literal["running", "replied", "finished", "failed"]
+"""A service begins or goes on, its model has replied, it has ended, or it has failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceWork:
+    """What a service within a run does, for front ends: no stream of a program has it.
+
+    - `id`: the place of the service in the run; its invocation's id if it has none there.
+    - `call`: the place of the tool call in which it works, or an empty text.
+    - `parent`: the `id` of the service that made this call, or an empty text.
+    - `service`: its stored name.
+    - `text`: of a reply; the type of the error of a failure.
+    """
+
+    id: str
+    call: str
+    parent: str
+    service: str
+    state: WorkState = "running"
+    text: str = ""

@@ -25,7 +25,7 @@ from toolbox.deferred_answers import ToolOrigin
 from toolbox.mcp import McpServers, mcp_resource, mcp_server, mcp_toolbox, mcp_tools
 from toolbox.mcp.tool_choice import address_of
 from toolbox.runs import Answer, InMemoryRunStore, RunIncompatibleError, Runs, RunStore, approve, reject
-from toolbox.runs.stored_calls import find_other_origin
+from toolbox.runs.service_calls.stored_calls import find_other_origin
 from toolbox.sql import SqlRunStore
 from toolbox.testing import ScriptedChatModel, tool_call
 from toolbox_fastapi import install, mount_mcp

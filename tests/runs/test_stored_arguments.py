@@ -21,7 +21,8 @@ from toolbox import (
 )
 from toolbox.errors import RunConflictError
 from toolbox.runs import InMemoryRunStore, RunId, RunStore
-from toolbox.runs.program_values import read_arguments, write_and_read
+from toolbox.runs.program_values import write_and_read
+from toolbox.runs.service_calls.call_documents import read_arguments
 from toolbox.testing import ScriptedChatModel
 
 pytestmark = pytest.mark.anyio

@@ -59,7 +59,8 @@ from toolbox.runs.documents import (
     shown_document,
 )
 from toolbox.runs.event_log import event_from_json, event_to_json
-from toolbox.runs.record_contents import (
+from toolbox.runs.run_answers import Answer, HistoryEntry
+from toolbox.runs.service_calls.record_contents import (
     has_run_in,
     reply_from_dict,
     reply_to_json,
@@ -68,8 +69,7 @@ from toolbox.runs.record_contents import (
     snapshot_to_json,
     state_from_dict,
 )
-from toolbox.runs.run_answers import Answer, HistoryEntry
-from toolbox.services.inner_events import ServiceWork
+from toolbox.service_events import ServiceWork
 from toolbox.services.loop import ModelReplied
 from toolbox.services.outputs import Compensation
 from toolbox.services.recording_needs import FAILURE, MODEL_CHOICE, SUMMARY, RecordedFailure, SummaryReply

@@ -14,7 +14,7 @@ from itertools import count
 from typing import Annotated, Any, Literal, TypeAlias
 from uuid import uuid4
 
-from ..chat import AiMessage, Message, TokenUsage, UserMessage
+from ..chat import AiMessage, Message, PendingCall, TokenUsage, UserMessage
 from ..passages import Passage, source_from_dict
 from ..safe_text import is_text
 from .keys import ChatMemoryKey, Owner
@@ -243,6 +243,21 @@ class Replaced:
 def only_beans(turn: Turn) -> Turn:
     """Return a turn without its messages, for a conversation that keeps none."""
     return Turn(id=turn.id, run_id=turn.run_id, state=turn.state, beans=turn.beans)
+
+
+def make_waiting_turn(run_id: str, suspensions: int, asked: UserMessage, pending: Sequence[PendingCall]) -> Turn:
+    """Return the turn of a run that waits for these calls. Its id is the same when this suspension happens again."""
+    turn_id = f"{run_id}:waiting:{suspensions}"
+    return Turn(id=turn_id, run_id=run_id, state="waiting", messages=(asked,), note=_describe_pending(pending))
+
+
+def _describe_pending(pending: Sequence[PendingCall]) -> str:
+    """Return what a model reads at the end of a turn that waits for these calls."""
+    approvals = dict.fromkeys(each.tool_name for each in pending if each.kind == "approval")
+    results = dict.fromkeys(each.tool_name for each in pending if each.kind != "approval")
+    waits = [f"the approval of a person for {', '.join(approvals)}"] if approvals else []
+    waits += [f"the result of {', '.join(results)}"] if results else []
+    return f"[This turn waits for {' and '.join(waits)}. It has no answer yet.]"
 
 
 # --- entries

@@ -1,6 +1,6 @@
 """Checks at start: the beans that services, tools and the container itself use, and the roles.
 
-Not here: checks of declarations (`services.planning`), of runs (`runs.start_checks`), of beans in general
+Not here: checks of declarations (`services.planning`), of runs (`runs.service_calls.call_checks`), of beans in general
 (`di.graph_checks`).
 """
 

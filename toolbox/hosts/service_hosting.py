@@ -164,6 +164,10 @@ class ServiceHosting(ABC, Generic[Models]):
     def plans_of(self, service: str) -> Mapping[str, MethodPlan]:
         """Return the plans of the service with this stored name, also a former one; empty for an unknown one."""
 
+    def find_class(self, service: str) -> type[Any] | None:
+        """Return the class of the service with this stored name, also a former one; None for an unknown one."""
+        return next((plan.service for plan in self.plans_of(service).values()), None)
+
     def names_of(self, service: str | type[Any]) -> tuple[str, ...]:
         """Return all stored names of a service, the present one first; `service` is its class or one of its names.
 
@@ -171,13 +175,13 @@ class ServiceHosting(ABC, Generic[Models]):
         """
         if isinstance(service, type):
             return stored_names(service)
-        plan = next(iter(self.plans_of(service).values()), None)
-        return (service,) if plan is None else stored_names(plan.service)
+        cls = self.find_class(service)
+        return (service,) if cls is None else stored_names(cls)
 
     def label_of(self, service: str) -> str:
         """Return the name of the class of a service with this stored name, for error texts."""
-        plan = next(iter(self.plans_of(service).values()), None)
-        return service.rpartition(".")[2] if plan is None else plan.service.__name__
+        cls = self.find_class(service)
+        return service.rpartition(".")[2] if cls is None else cls.__name__
 
     def find_charge(self, service: str, method: Any) -> str | None:
         """Return the name of a method that can be in charge of conversations of a service; None for all others."""

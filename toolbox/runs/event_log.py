@@ -23,9 +23,8 @@ from ..chat import (
 from ..context import InvocationContext
 from ..errors import LeaseLostError, TranscriptError
 from ..passages import source_from_dict, source_to_dict
-from ..service_events import InnerEvent, ServiceEvent
+from ..service_events import InnerEvent, ServiceEvent, ServiceWork
 from ..service_names import stored_name
-from ..services.inner_events import ServiceWork
 from ..services.stored_forms import execution_from_dict, execution_to_dict, response_from_dict, response_to_dict
 from ..transcripts import (
     Json,

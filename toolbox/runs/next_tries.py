@@ -1,10 +1,11 @@
 """Decides whether a failed run is tried again, and what its next execution must not take from its records.
 
-Not here: executing a run again (`retrying`, `take_over`), reading records (`service_calls`).
+Not here: executing a run again (`retrying`, `take_over`), what its records are for its body (`service_calls`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -21,7 +22,6 @@ from ..errors import (
     ToolRoundsExceededError,
     UnknownToolError,
 )
-from ..services.declaration import Retries
 from ..services.recording_needs import type_name_of
 from ..tools.failures import message_of
 from .places import RecordKey
@@ -44,15 +44,17 @@ _CAUSED_BY_REPLY = {
 """Errors that a model's reply has caused: to give the same reply again would only repeat them."""
 
 
-def wait_before_next_try(error: Exception, retries: Retries | None, session: RunSession) -> timedelta | None:
-    """Return the time until a run that has failed is tried again; None if it has failed for good."""
+def wait_before_next_try(
+    error: Exception, wait_after: Callable[[int], timedelta | None], session: RunSession
+) -> timedelta | None:
+    """Return the time until a run that has failed is tried again; None if it has failed for good.
+
+    `wait_after` returns the time after this number of failures; None if it is not tried again.
+    """
     document = session.document
-    if retries is None or document is None or not document.follows or is_final(error):
+    if document is None or not document.follows or is_final(error) or were_tools_undone(session):
         return None
-    failures = document.failures + 1
-    if failures >= retries.attempts or were_tools_undone(session):
-        return None
-    return retries.wait_after(failures)
+    return wait_after(document.failures + 1)
 
 
 def is_final(error: Exception) -> bool:

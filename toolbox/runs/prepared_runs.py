@@ -1,39 +1,28 @@
-"""`PreparedRuns`: checks that a stored run fits this program, and restores the call that it continues.
+"""`PreparedRuns`: finds the body of a stored run in this program, and restores with it what the run was asked.
 
-Not here: executing it (`run_execution`), checking answers (`answer_checks`).
+`admit` says in whose name a run goes on, `open_scope` opens its request scope. Not here: what a body is (`run_body`),
+executing the run (`run_execution`).
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from inspect import isawaitable
 from typing import Any, Protocol
 
-from ..chat import ToolExecutionRequest
 from ..context import current_invocation, restored_attributes
 from ..di.scopes import RequestScope
-from ..errors import RunIncompatibleError, ScopeNotActiveError
-from ..introspection import class_of
+from ..errors import RunCancelledError, RunFailedError, RunIncompatibleError, ScopeNotActiveError
 from ..security import ForbiddenError, SecurityIdentity, identity_from
-from ..service_names import stored_name, stored_names
-from ..services.inner_plans import plan_behind, services_below
-from ..services.plans import MethodPlan
-from ..services.tools_of_blocks import tools_added
-from ..services.toolsets import Toolset
-from ..tools.tool_calls import Tool
-from .client_tools import read_client_tools
-from .documents import WaitingCall
+from ..services.outputs import Result
 from .persons import is_same_person, read_identity, with_token_of
-from .places import invocation_of
-from .program_values import output_fingerprint, read_arguments, read_seeds
+from .program_values import read_seeds
+from .run_body import PreparedRun, RunBody
 from .runs_host import RunsHost
-from .service_calls import PreparedRun
 from .store import StoredRun
-from .stored_calls import find_fault
-from .stored_runs import read_document
+from .stored_runs import StoredRuns, read_document
 
 
 class IdentityLoader(Protocol):
@@ -51,172 +40,110 @@ class IdentityLoader(Protocol):
 
 
 class PreparedRuns:
-    """Prepares stored runs of a host, and finds the parts of this program that they need."""
+    """Finds the bodies of the stored runs of a host: to continue them, and to read what came of them.
 
-    def __init__(self, host: RunsHost) -> None:
-        self._host = host
+    `bodies_of` returns the bodies of a service with this stored name, by the names of their methods. `undoes_tools`
+    returns True if a run of this program may have to undo what it has done when it is cancelled.
+    """
+
+    def __init__(
+        self,
+        host: RunsHost,
+        runs: StoredRuns,
+        bodies_of: Callable[[str], Mapping[str, RunBody]],
+        undoes_tools: Callable[[], bool],
+    ) -> None:
+        self._host, self._runs, self._bodies_of, self.undoes_tools = host, runs, bodies_of, undoes_tools
+
+    def find_body(self, stored: StoredRun) -> RunBody | None:
+        """Return the body of a run; None if this program has none."""
+        return self._bodies_of(stored.service).get(stored.method)
 
     def prepare(self, stored: StoredRun) -> PreparedRun:
         """Return what is needed to continue a run. Raises `RunIncompatibleError`."""
         document, run_id = read_document(stored), stored.id
-        plans = self._host.plans_of(stored.service)
-        if not plans:
+        bodies = self._bodies_of(stored.service)
+        if not bodies:
             raise RunIncompatibleError(run_id, f"this program has no service {stored.service}")
-        plan = plans.get(stored.method)
-        if plan is None:
+        body = bodies.get(stored.method)
+        if body is None:
             raise RunIncompatibleError(run_id, f"the service {stored.service} has no method {stored.method!r}")
-        if document.output != output_fingerprint(plan):
-            raise RunIncompatibleError(run_id, f"the return type of {plan.where} has changed")
-        arguments = read_arguments(run_id, plan, document)
-        for name in document.unwritten:
-            if name == plan.call_options:
-                raise RunIncompatibleError(run_id, f"the argument {name!r} of {plan.where} was not stored")
-        seeds = read_seeds(run_id, self._host.run_seeds, document)
-        added: Sequence[Tool] | None = self._host.tools_added_by(document.added_by) if document.added_by else ()
-        if added is None:
-            raise RunIncompatibleError(run_id, f"this program has no endpoint {document.added_by}, which adds tools")
-        added = (*added, *read_client_tools(document.client_tools))
-        edited = {each.call_id for each in document.answers if each.answer.arguments is not None}
-        for each in document.waiting:
-            tool, call = self.find_tool(run_id, each, added), each.call
-            # Those that are shown have passed the validators, which may not accept them again.
-            _refuse_misfit(run_id, tool, call.id, call.tool_name, each.requested or json.dumps(dict(call.arguments)))
-            self._refuse_other_outer(run_id, each, added, edited)
-            if _find_in_charge(plan, each) is None:
-                lost = ".".join(_asked_by(each))
-                raise RunIncompatibleError(run_id, f"{plan.where} no longer hands over to {lost}, which is in charge")
-        return PreparedRun(plan, arguments, seeds, document, added)
-
-    def _refuse_other_outer(
-        self, run_id: str, waiting: WaitingCall, added: Sequence[Tool], edited: Collection[str]
-    ) -> None:
-        """Raise `RunIncompatibleError` if a service that a call waits in is no longer reached by the same calls."""
-        inside = [*((each.service, each.method) for each in waiting.outer), (waiting.call.service, waiting.method)][1:]
-        for outer, (service, method) in zip(waiting.outer, inside, strict=True):
-            plan = self.find_plan(run_id, outer.service, outer.method)
-            tool = self.find_offered(run_id, plan, outer.id, outer.tool_name, added)
-            if tool is None:
-                continue
-            inner = self.service_behind(tool)
-            if inner is None or _find_reached(inner, service, method) is None:  # it may have handed its call over
-                reason = f"the tool {outer.tool_name!r} of {plan.where} is no longer {service}.{method}"
-                raise RunIncompatibleError(run_id, reason)
-            if outer.id not in edited:
-                _refuse_misfit(run_id, tool, outer.id, outer.tool_name, outer.arguments)
-
-    def find_tool(self, run_id: str, waiting: WaitingCall, added: Sequence[Tool]) -> Tool | None:
-        """Return the tool of a pending call; None for one that a tool provider adds during the call."""
-        call = waiting.call
-        plan = self.find_plan(run_id, call.service, waiting.method)
-        return self.find_offered(run_id, plan, call.id, call.tool_name, added)
-
-    def find_plan(self, run_id: str, service: str, method: str) -> MethodPlan:
-        """Return the plan of a method. Raises `RunIncompatibleError`."""
-        plan = self._host.plans_of(service).get(method)
-        if plan is None:
-            raise RunIncompatibleError(run_id, f"this program has no method {method!r} in {service}")
-        return plan
-
-    def find_offered(self, run_id: str, plan: MethodPlan, call: str, name: str, added: Sequence[Tool]) -> Tool | None:
-        """Return the tool of a call; None if only a tool provider can have it. Raises `RunIncompatibleError`.
-
-        `plan` is that of the method that made the call. `added` are the tools of the endpoint, which only the outermost
-        method has.
-        """
-        tool = plan.toolset.stored(name)
-        if tool is None and not invocation_of(call):
-            tool = Toolset.of(added).stored(name)
-        if tool is None and not plan.providers:
-            raise RunIncompatibleError(run_id, f"{plan.where} no longer offers the tool {name!r}")
-        return tool
-
-    def service_behind(self, tool: Tool) -> MethodPlan | None:
-        """Return the plan of a tool that is a method of a service; None for other tools."""
-        if (inner := plan_behind(tool)) is not None or tool.bean is None:
-            return inner
-        return self._host.plans_of(stored_name(class_of(tool.bean))).get(tool.member)
-
-    def undoes_tools(self) -> bool:
-        """Return True if a service of this program undoes tools when a call fails."""
-        own = [plan for methods in self._host.plans.values() for plan in methods.values()]
-        everything = [*own, *(inner for plan in own for inner in services_below(plan))]
-        return any(each.options.compensate_on_failure for each in everything)
-
-    async def admit(self, run_id: str, prepared: PreparedRun, person: Any = None) -> PreparedRun:
-        """Return a run with the identity under which it continues. Raises `ForbiddenError` if the loader refuses it.
-
-        `person` is who makes it continue: if the run is theirs, it has their token. A cancelled run is undone under the
-        stored identity, whatever its person may still do.
-        """
-        identity = stored = read_identity(prepared.document.identity)
-        if not identity.is_anonymous and not prepared.document.cancels:
-            identity = await self._load_identity(run_id, identity)
-        if is_same_person(person, stored, self._host.run_identity):
-            identity = with_token_of(person, identity)
-        return replace(prepared, identity=identity, is_without_user=person is None and not stored.is_anonymous)
+        arguments = body.restore(run_id, document)
+        return PreparedRun(body, arguments, read_seeds(run_id, self._host.run_seeds, document), document)
 
     async def admit_to_method(self, run_id: str, prepared: PreparedRun, person: Any = None) -> PreparedRun:
-        """Do the same. Raises `ForbiddenError` also if the identity may no longer call it, or the method in charge."""
-        prepared = await self.admit(run_id, prepared, person)
-        in_charge = (_find_in_charge(prepared.plan, each) for each in prepared.document.waiting)
-        for plan in (prepared.plan, *in_charge):
-            access = None if plan is None else plan.access
-            if plan is not None and access is not None and not access.allows(prepared.identity):
-                raise access.refusal(prepared.identity, plan.where)
+        """Admit a run as `admit` does. Raises `ForbiddenError` also if its identity may no longer do what it does."""
+        prepared = await admit(self._host, run_id, prepared, person)
+        prepared.body.refuse(prepared)
         return prepared
 
-    async def _load_identity(self, run_id: str, identity: Any) -> Any:
-        try:
-            loader: Any = await self._host.application_bean(IdentityLoader)
-        except ScopeNotActiveError:
-            return identity
-        if loader is None:
-            return identity
-        loaded = loader.load(identity)
-        if isawaitable(loaded):
-            loaded = await loaded
-        if loaded is None:
-            reason = f"{type(loader).__name__} no longer knows this identity"
-            raise ForbiddenError(f"run {run_id}", identity.name, (), reason)
-        return identity_from(loaded, f"{type(loader).__name__}.load")
+    async def result_of(self, stored: StoredRun) -> Result[Any]:
+        """Return the stored result of a run that does not run. Raises `RunFailedError` or `RunCancelledError`."""
+        document = read_document(stored)
+        if stored.status == "failed":
+            raise RunFailedError(stored.id, document.error_type or "", document.error_text or "")
+        if stored.status == "cancelled":
+            raise RunCancelledError(stored.id, document.reason)
+        result = await self._body_of(stored).read_result(stored, document)
+        if result is None:
+            changed = await self._runs.load(stored.id)
+            assert changed.version != stored.version, "the suspension is stored with the state"
+            return await self.result_of(changed)
+        return result
 
-    @asynccontextmanager
-    async def open_scope(self, prepared: PreparedRun) -> AsyncIterator[RequestScope | None]:
-        """Open the request scope of a run, with its seeds, its identity and its attributes, outside of other calls.
+    async def outcome_of(self, stored: StoredRun) -> Any:
+        """Return what the caller of the method of an ended run gets. Raises the errors of `result_of`."""
+        result = await self.result_of(stored)
+        return self._body_of(stored).value_of(result)
 
-        Yields the scope; None without a container. The identity is a seed also if it is anonymous: a producer, or the
-        one of a web request, must not replace it.
-        """
-        seeds = {**prepared.seeds, SecurityIdentity: prepared.identity}
-        token = current_invocation.set(None)
-        try:
-            added = tools_added(prepared.added, prepared.document.added_by)
-            with added, restored_attributes(prepared.document.attributes):
-                async with self._host.open_request(seeds) as scope:
-                    yield scope
-        finally:
-            current_invocation.reset(token)
+    def _body_of(self, stored: StoredRun) -> RunBody:
+        if (body := self.find_body(stored)) is None:
+            raise RunIncompatibleError(stored.id, f"this program has no method {stored.service}.{stored.method}")
+        return body
 
 
-def _find_in_charge(plan: MethodPlan, waiting: WaitingCall) -> MethodPlan | None:
-    """Return the plan of the method that was in charge of a run when it asked for this call; None if out of reach."""
-    return _find_reached(plan, *_asked_by(waiting))
+async def admit(host: RunsHost, run_id: str, prepared: PreparedRun, person: Any = None) -> PreparedRun:
+    """Return a run with the identity under which it continues. Raises `ForbiddenError` if the loader refuses it.
+
+    `person` is who makes it continue: if the run is theirs, it has their token. A cancelled run is undone under the
+    stored identity, whatever its person may still do.
+    """
+    identity = stored = read_identity(prepared.document.identity)
+    if not identity.is_anonymous and not prepared.document.cancels:
+        identity = await _load_identity(host, run_id, identity)
+    if is_same_person(person, stored, host.run_identity):
+        identity = with_token_of(person, identity)
+    return replace(prepared, identity=identity, is_without_user=person is None and not stored.is_anonymous)
 
 
-def _find_reached(plan: MethodPlan, service: str, method: str) -> MethodPlan | None:
-    """Return the plan of a method among this one and those that may take its call over; None if it is not there."""
-    reached = (plan, *plan.team.values())
-    return next((each for each in reached if each.name == method and service in stored_names(each.service)), None)
+async def _load_identity(host: RunsHost, run_id: str, identity: Any) -> Any:
+    try:
+        loader: Any = await host.application_bean(IdentityLoader)
+    except ScopeNotActiveError:
+        return identity
+    if loader is None:
+        return identity
+    loaded = loader.load(identity)
+    if isawaitable(loaded):
+        loaded = await loaded
+    if loaded is None:
+        reason = f"{type(loader).__name__} no longer knows this identity"
+        raise ForbiddenError(f"run {run_id}", identity.name, (), reason)
+    return identity_from(loaded, f"{type(loader).__name__}.load")
 
 
-def _asked_by(waiting: WaitingCall) -> tuple[str, str]:
-    """Return the service and the method of the outermost call that a pending call is part of."""
-    outermost = waiting.outer[0] if waiting.outer else None
-    return (waiting.call.service, waiting.method) if outermost is None else (outermost.service, outermost.method)
+@asynccontextmanager
+async def open_scope(host: RunsHost, prepared: PreparedRun) -> AsyncIterator[RequestScope | None]:
+    """Open the request scope of a run, with its seeds, its identity and its attributes, outside of other calls.
 
-
-def _refuse_misfit(run_id: str, tool: Tool | None, call_id: str, name: str, arguments: str) -> None:
-    """Raise `RunIncompatibleError` if a tool no longer accepts the arguments of a call."""
-    if tool is not None and (fault := find_fault(tool, ToolExecutionRequest(call_id, name, arguments))) is not None:
-        reason = f"the tool {name!r} no longer accepts the arguments of call {call_id} ({fault})"
-        raise RunIncompatibleError(run_id, reason)
+    Yields the scope; None without a container. The identity is a seed also if it is anonymous: a producer, or the one
+    of a web request, must not replace it.
+    """
+    seeds = {**prepared.seeds, SecurityIdentity: prepared.identity}
+    token = current_invocation.set(None)
+    try:
+        with restored_attributes(prepared.document.attributes):
+            async with host.open_request(seeds) as scope:
+                yield scope
+    finally:
+        current_invocation.reset(token)

@@ -1,34 +1,20 @@
-"""The turn that a run leaves in its conversation when it is cancelled and nobody executes it: read from its records.
+"""Stores the turn that a run leaves in its conversation when it is cancelled and nobody executes it.
 
-Not here: the turn of a call that ends in this process (`services.turns`, `services.layers`), cancelling (`cancelling`).
+Not here: the turn itself, which the body of the run reads from its records (`run_body`), cancelling (`cancelling`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import replace
-from datetime import UTC, datetime
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from ..chat import ToolExecution, UserMessage
-from ..conversations.log import NO_USAGE, Turn, only_beans
 from ..errors import LeaseLostError, RunStoreError
 from ..safe_text import describe_store_error
-from ..services.outputs import ANSWER_TOOL
-from ..services.plans import MethodPlan
-from ..services.state import PendingToolCall, State
-from ..services.turns import client_ids_in, unfinished_messages
-from ..tools.failures import message_of
-from ..tools.tool_calls import ToolOutcome
-from .new_documents import read_user_message
 from .persons import starter_of
-from .places import RecordKey, place_below
 from .prepared_runs import PreparedRuns
-from .record_contents import has_run_in, reply_from_dict, result_from_dict
-from .run_session import RunSession, TurnWriteError, write_together
+from .run_session import TurnWriteError, write_together
 from .runs_host import RunsHost
-from .service_calls import ServiceCall
 from .store import ENDED, StoredRun, joins
 from .stored_runs import StoredRuns, read_document
 
@@ -76,14 +62,12 @@ class RecordedTurns:
     async def _find_write(self, stored: StoredRun) -> Callable[[], Awaitable[None]] | None:
         """Return what stores the turn of a run; None if it leaves none, or an error was logged."""
         try:
-            plan = self._host.plans_of(stored.service).get(stored.method)
-            if plan is None or plan.options.unfinished_turns != "keep":
-                return None
+            body = self._preparing.find_body(stored)
             document = read_document(stored)
-            key, memories = plan.find_conversation(document.memory_id), await self._host.memories()
-            if key is None or not memories.keeps_logs or (turn := await self._read_turn(stored, plan)) is None:
+            found = None if body is None else await body.read_turn(stored, document)
+            if found is None:
                 return None
-            turn = turn if plan.window is not None else only_beans(turn)
+            (key, turn), memories = found, await self._host.memories()
             owner = starter_of(document.identity, self._host.run_identity)
         except Exception as error:
             _log_loss(stored, error)
@@ -95,31 +79,6 @@ class RecordedTurns:
                 await memories.write(key, turn, owner)
 
         return keep
-
-    async def _read_turn(self, stored: StoredRun, plan: MethodPlan) -> Turn | None:
-        """Return the turn of a run until now. Raises `RunIncompatibleError`."""
-        session = await self._runs.session_of(stored, read_document(stored))
-        state = state_until_now(session)
-        ids = await session.client_ids(0 if state is None else len(state.added))
-        client_ids = {0: ids[0]} if ids[0] is not None else {}
-        if state is not None:
-            client_ids = client_ids_in(state, ids)
-            messages, usage = unfinished_messages(state), state.token_usage or NO_USAGE
-        elif plan.messages.continues_history:
-            return None
-        else:
-            messages, usage = (self.question_of(stored)[0],), NO_USAGE
-        beans = session.recorded_beans
-        in_charge = state.in_charge if state is not None and plan.team else None
-        return Turn(
-            run_id=stored.id,
-            messages=messages,
-            usage=usage,
-            state="stopped",
-            beans=beans,
-            client_ids=client_ids,
-            in_charge=in_charge,
-        )
 
     async def beans_of(self, run_id: str) -> Mapping[str, Any]:
         """Return the JSON values of the beans of a run's conversation as the run has left them so far, by name."""
@@ -133,63 +92,7 @@ class RecordedTurns:
         session = await self._runs.session_of(stored, read_document(stored))
         return {**beans, **session.recorded_beans}
 
-    def question_of(self, stored: StoredRun) -> tuple[UserMessage, str | None]:
-        """Return the user's message of a run, and the id that a client gave to it. Raises `RunIncompatibleError`."""
-        prepared = self._preparing.prepare(stored)
-        message = read_user_message(stored.id, prepared.document)
-        asked = prepared.plan.messages.make_user_message(prepared.arguments) if message is None else message
-        return asked, prepared.document.client_id
-
 
 def _log_loss(stored: StoredRun, error: Exception) -> None:
     what = describe_store_error(error)
     logger.error("run %s was cancelled; what it did is not stored in its conversation: %s", stored.id, what)
-
-
-def state_until_now(session: RunSession) -> State | None:
-    """Return the state of a run with everything that is recorded; None before its first reply.
-
-    Raises `RunIncompatibleError`.
-    """
-    call = ServiceCall(session)
-    restored = call.restored("")
-    if restored is None:
-        return None
-    state, reply = restored.state, session.recorded(RecordKey("", "r", call.at("").next_reply))
-    if reply is not None:
-        written = session.read_record(reply)
-        with session.reading():
-            response = reply_from_dict(written).response
-        requests = [
-            each
-            for each in response.ai_message.tool_execution_requests
-            if state.mode != "tool" or each.name != ANSWER_TOOL
-        ]
-        usage = response.token_usage
-        if usage is not None and state.token_usage is not None:
-            usage = state.token_usage + usage
-        state = state.changed(
-            messages=(*state.messages, response.ai_message),
-            pending=tuple(map(PendingToolCall, requests)),
-            token_usage=usage or state.token_usage,
-        )
-    with session.reading():
-        return state.changed(pending=tuple(_with_results(state, call)))
-
-
-def _with_results(state: State, call: ServiceCall) -> Iterator[PendingToolCall]:
-    """Yield the calls of the current round, with the results that are recorded."""
-    for index, each in enumerate(state.pending):
-        place = place_below("", state.position_of(index))
-        if each.outcome is not None or not call.session.has_result(place):
-            yield each
-            continue
-        written = call.session.facts_of(call.tools.last_result(place))
-        result = result_from_dict(written)
-        is_error = isinstance(result, Exception) or result.is_error
-        text = message_of(result) if isinstance(result, Exception) else result.text
-        execution = ToolExecution(each.request, text, None, is_error, datetime.now(UTC), 0.0)
-        outcome = ToolOutcome(execution, ran=has_run_in(written))
-        if not isinstance(result, Exception):
-            outcome.contents = tuple(result.contents)
-        yield replace(each, status="finished", outcome=outcome)

@@ -20,14 +20,14 @@ from ..events import RunAnsweredEvent
 from ..safe_text import describe_store_error
 from ..service_events import ServiceEvent
 from ..services.outputs import Result
-from .answer_checks import AnswerChecks
+from .answer_checks import check_answer
 from .documents import GivenAnswer, RunDocument, WaitingCall, find_expired, next_expiry
 from .persons import history_name, person_name, starter_of, write_person
 from .prepared_runs import PreparedRuns
 from .run_answers import Answer, HistoryEntry, reject
+from .run_body import PreparedRun
 from .run_execution import PutEvent, RunExecution, wait_unless_lost
 from .runs_host import RunsHost
-from .service_calls import PreparedRun
 from .store import RunChanges, StoredRun
 from .stored_runs import StoredRuns
 
@@ -42,7 +42,6 @@ class Resuming:
 
     def __init__(self, host: RunsHost, runs: StoredRuns, preparing: PreparedRuns, execution: RunExecution) -> None:
         self._host, self._runs, self._preparing, self._execution = host, runs, preparing, execution
-        self._checks = AnswerChecks(host, runs, preparing)
 
     async def resume_run(
         self, run_id: str, answers: Mapping[str, Answer], by: Any, put: PutEvent | None = None
@@ -83,10 +82,7 @@ class Resuming:
 
         prepared = self._preparing.prepare(stored)
         person = write_person(run_id, by)
-        given = [
-            await self._checks.check_answer(stored, prepared, call_id, answer, by)
-            for call_id, answer in answers.items()
-        ]
+        given = [await check_answer(stored, prepared, call_id, answer, by) for call_id, answer in answers.items()]
         await self._refuse_expired(run_id, given)
         prepared = await self._preparing.admit_to_method(run_id, prepared, by)
         name = person_name(by)
@@ -95,7 +91,7 @@ class Resuming:
         taken = await self._take(stored, document)
         if taken is None:
             raise RunAnswerError(run_id, "someone else answered this run first; reload it with runs.get(run_id)")
-        tell(prepared, run_id, given, name)
+        tell(stored, prepared, given, name)
         await self._remember(prepared, run_id, given, person, document.history[-len(given) :])
         return await self._execution.continue_run(taken, put, replace(prepared, document=document))
 
@@ -164,16 +160,17 @@ class Resuming:
         if (taken := await self._take(stored, document)) is None:
             return None  # a person, or another process, was faster
         self._runs.looks.announce(run_id)
-        self._tell_answers(prepared, run_id, expired, None)
+        self._tell_answers(stored, prepared, expired, None)
         continued = self._execution.continue_run(taken, None, replace(prepared, document=document))
         return self._execution.execute_taken(taken, continued)
 
     def _tell_answers(
-        self, prepared: PreparedRun, run_id: str, given: Sequence[tuple[WaitingCall, Answer]], by: str | None
+        self, stored: StoredRun, prepared: PreparedRun, given: Sequence[tuple[WaitingCall, Answer]], by: str | None
     ) -> None:
         if self._host.listeners is None:
             return
-        context, trace = InvocationContext(prepared.plan.service, prepared.plan.name), prepared.document.trace
+        context = InvocationContext(self._runs.find_service(stored.service) or object, stored.method)
+        run_id, trace = stored.id, prepared.document.trace
         for each, answer in given:
             remembered = answer.remember is not None
             self._host.listeners.tell(RunAnsweredEvent(context, run_id, each.call, answer.kind, by, trace, remembered))

@@ -1,6 +1,6 @@
 """Executes a run again that has failed or was cancelled: when a program asks for it, or by itself after a time.
 
-A run goes on from its records, except from those that can only fail again; `service_calls` leaves them out. Not here:
+A run goes on from its records, except from those that can only fail again; its body leaves them out. Not here:
 executing a run (`run_execution`), finding the runs whose time has come (`take_over`).
 """
 
@@ -17,8 +17,8 @@ from .next_tries import were_tools_undone
 from .persons import history_name
 from .prepared_runs import PreparedRuns
 from .run_answers import HistoryEntry
+from .run_body import PreparedRun
 from .run_execution import RunExecution, wait_unless_lost
-from .service_calls import PreparedRun
 from .store import RunChanges, StoredRun
 from .stored_runs import StoredRuns, read_document
 
@@ -69,7 +69,7 @@ class Retrying:
             raise RunStateError(run_id, "it has changed just now; read it again with runs.get(run_id)")
         self._runs.looks.announce(run_id)
         if document.waiting:
-            if prepared.waits_in_conversation:
+            if prepared.body.waits_in_conversation:
                 key = self._runs.conversation_of(taken)
                 await self._execution.waiting_entries.wait_again(key, run_id, suspensions - 1, document)
             await self._watch_times()
@@ -90,7 +90,7 @@ class Retrying:
 
     async def _refuse_beside_suspended(self, stored: StoredRun, prepared: PreparedRun) -> None:
         """Raise `ConversationSuspendedError` if another run of the conversation waits for an answer."""
-        if prepared.waits_in_conversation:
+        if prepared.body.waits_in_conversation:
             return
         if (key := prepared.conversation) is not None and (other := await self._runs.suspended_in(key)) is not None:
-            raise ConversationSuspendedError(prepared.plan.service.__name__, other)
+            raise ConversationSuspendedError(self._runs.label_of(stored.service), other)

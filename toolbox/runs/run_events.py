@@ -12,8 +12,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from ..service_events import ServiceEvent
-from ..services.inner_events import ServiceWork
+from ..service_events import ServiceEvent, ServiceWork
 from .event_log import event_from_json
 from .store import ENDED, RunLook, RunStatus, StoredRun
 from .stored_runs import StoredRuns

@@ -2,8 +2,8 @@
 
 Every execution is one task. What differs is who waits for it: `settle` and `wait_unless_lost` leave it running when
 their caller leaves; `execute_or_wait` cancels it, so that another process can continue the run. Not here: becoming the
-owner with an answer (`resuming`), making the header of a new run (`new_runs`), what it does (`service_calls`),
-recording it (`run_session`).
+owner with an answer (`resuming`), making the header of a new run (`service_calls`), what it
+does (`run_body`), recording it (`run_session`).
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ from ..errors import (
     leaves_run_unchanged,
 )
 from ..service_events import ServiceEvent
-from ..services.declaration import Retries
-from ..services.inner_events import FrontEnd, InnerReader, current_reader
 from ..services.outputs import Result
 from ..services.recording_needs import RecordedFailureError, RecordedToolError
 from ..store_clock import clock_of
@@ -41,12 +39,12 @@ from ..tools.failures import message_of
 from .documents import RunDocument, with_cancellation
 from .event_log import EventLog
 from .next_tries import describe_failure, wait_before_next_try
-from .prepared_runs import PreparedRuns
+from .prepared_runs import PreparedRuns, admit, open_scope
 from .run_answers import HistoryEntry
+from .run_body import PreparedRun, RunBody
 from .run_leases import HeldRun, RunLeases
 from .run_session import RunSession
 from .runs_host import RunsHost
-from .service_calls import PreparedRun, execute
 from .store import RunChanges, RunLook, RunStore, StoredRecord, StoredRun
 from .stored_runs import StoredRuns
 from .waiting_entries import WaitingEntries
@@ -135,14 +133,14 @@ class RunExecution:
     ) -> Result[Any]:
         """Wait until a run has ended or is suspended, and return its result; continue it if no process runs it.
 
-        `stored` is its header, if it was read just now. `person` is who waits; see `PreparedRuns.admit`. Raises the
-        errors of the method, `RunFailedError`, `RunCancelledError` and `RunNotFoundError`.
+        `stored` is its header, if it was read just now. `person` is who waits; see `admit`. Raises the errors of
+        the method, `RunFailedError`, `RunCancelledError` and `RunNotFoundError`.
         """
         seen: RunLook | None = None
         while True:
             stored = stored or await self._runs.load(run_id)
             if stored.status != "running":
-                result = await self._runs.result_of(stored)
+                result = await self._preparing.result_of(stored)
                 if put is not None:
                     await put(None)
                     if result.pending:
@@ -156,7 +154,7 @@ class RunExecution:
     async def _take(self, stored: StoredRun, put: PutEvent | None, person: Any) -> Result[Any] | None:
         """Continue a run that no process runs; None while another process runs it."""
         # First: a run that does not fit, or may not continue, keeps its owner.
-        prepared = await self._preparing.admit(stored.id, self._preparing.prepare(stored), person)
+        prepared = await admit(self._host, stored.id, self._preparing.prepare(stored), person)
         owned = await self._runs.acquire(stored.id)
         if owned is None:
             return None
@@ -303,7 +301,7 @@ class RunExecution:
             return await self._continue_held(held, prepared, put)
 
     async def _prepare(self, owned: StoredRun, person: Any) -> PreparedRun:
-        return await self._preparing.admit(owned.id, self._preparing.prepare(owned), person)
+        return await admit(self._host, owned.id, self._preparing.prepare(owned), person)
 
     async def _count(self, owned: StoredRun, prepared: PreparedRun) -> PreparedRun:
         """Store that an execution of the run begins. One that does not fit this program has not begun."""
@@ -339,7 +337,7 @@ class RunExecution:
         session.leave, session.is_wished = held.leave, lambda: held.wish is not None
         session.stop = partial(_stop, held, await self._runs.open())
         log = EventLog(session, self._runs.looks) if prepared.document.follows else None
-        goes_on = prepared.waits_in_conversation
+        goes_on = prepared.body.waits_in_conversation
         try:
             if goes_on:
                 session.without_turn = await self.waiting_entries.when_run_ends(prepared.conversation, session.id)
@@ -357,7 +355,7 @@ class RunExecution:
             if session.has_left or session.stays_after(error):
                 raise
             if held.wish is None:
-                if isinstance(error, Exception) and await self._write_failure(session, prepared.retries, error):
+                if isinstance(error, Exception) and await self._write_failure(session, prepared.body, error):
                     return None
                 raise
             if (wish := await held.take_wish()) is None:
@@ -383,9 +381,9 @@ class RunExecution:
             raise RunCancelledError(session.id, document.reason) from None
         document = document.changed(cancels=True)
         await session.write_document(document)
-        return await self._preparing.admit(session.id, replace(prepared, document=document), prepared.identity)
+        return await admit(self._host, session.id, replace(prepared, document=document), prepared.identity)
 
-    async def _write_failure(self, session: RunSession, retries: Retries | None, error: Exception) -> bool:
+    async def _write_failure(self, session: RunSession, body: RunBody, error: Exception) -> bool:
         """Write that a run ends with an error, or when it is tried again; return True in the second case.
 
         Raises `RunCancelledError` for a run that was cancelled, and is undone.
@@ -398,7 +396,7 @@ class RunExecution:
             await session.write_end("cancelled", cancels=False)
             raise RunCancelledError(session.id, document.reason) from None
         facts = describe_failure(error)
-        wait = wait_before_next_try(error, retries, session)
+        wait = wait_before_next_try(error, body.wait_after, session)
         if wait is None:
             await session.write_end("failed", **facts)
             return False
@@ -423,12 +421,9 @@ class RunExecution:
             elif put is not None:
                 await put(event)
 
-        is_followed = log is not None or put is not None
-        if log is not None and prepared.document.front_end:
-            front_end = FrontEnd(session.id, log.put, asyncio.get_running_loop())
-            current_reader.set(InnerReader(asyncio.get_running_loop(), front_end=front_end))
-        async with self._preparing.open_scope(prepared) as session.scope:
-            result, completed = await execute(self._host, session, prepared, send if is_followed else None)
+        is_followed, show = log is not None or put is not None, None if log is None else log.put
+        async with open_scope(self._host, prepared) as session.scope:
+            result, completed = await prepared.body.execute(session, prepared, send if is_followed else None, show)
         if completed is not None:
             await session.write_end("completed", **completed)
         for each in last:

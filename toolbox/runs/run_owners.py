@@ -10,7 +10,7 @@ from typing import Any
 from ..conversations.keys import Owner
 from ..errors import AnswerForbiddenError
 from ..security import SecurityIdentity
-from .answer_checks import AnswerChecks
+from .answer_checks import check_person
 from .prepared_runs import PreparedRuns
 from .run_answers import Run
 from .runs_host import RunsHost
@@ -22,7 +22,6 @@ class RunOwners:
 
     def __init__(self, host: RunsHost, runs: StoredRuns, preparing: PreparedRuns) -> None:
         self._host, self._runs, self._preparing = host, runs, preparing
-        self._checks = AnswerChecks(host, runs, preparing)
 
     def is_of(self, run: Run[Any], identity: SecurityIdentity) -> bool:
         """Return True if the identity has started the run: its name, and what `run_identity` names. Also if nobody has.
@@ -46,10 +45,10 @@ class RunOwners:
         prepared, is_own = self._preparing.prepare(stored), self.is_of(self._runs.show(stored), identity)
         found = set()
         for each in prepared.document.waiting:
-            if not is_own and not any(self._checks.find_rules(run_id, each, prepared)):
+            if not is_own and not any(prepared.body.find_rules(run_id, prepared, each)):
                 continue
             try:
-                self._checks.check_person(run_id, each, prepared, "approve", identity)
+                check_person(run_id, each, prepared, "approve", identity)
             except AnswerForbiddenError:
                 continue
             found.add(each.call.id)

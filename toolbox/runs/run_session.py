@@ -1,7 +1,7 @@
 """`RunSession`: one run while this process executes it: what is recorded at its places, and everything it writes.
 
 Without a stored run a session only remembers results, until the run is suspended. Not here: which process may execute
-the run (`run_leases`), what an effect records (`effects`), what the run does (`service_calls`).
+the run (`run_leases`), what an effect records (`effects`), what the run does (`run_body`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..errors import (
 )
 from ..safe_text import describe_store_error, error_of_database
 from ..security import UnauthenticatedError
-from ..services.recording_needs import HANDOVER, FindApprovals, ToldMessage, TurnWrite
+from ..services.recording_needs import FindApprovals, ToldMessage, TurnWrite
 from .documents import GivenAnswer, RunDocument, next_expiry, read_stored_json, told_from_json
 from .places import BEFORE_THE_FIRST_REQUEST, RecordedFact, RecordKey, is_attempt_of
 from .run_answers import HistoryEntry
@@ -293,12 +293,6 @@ class RunSession:
     def suspensions(self) -> int:
         """The number of suspensions so far: the outermost invocation has a state of each."""
         return len(self.numbered("", "s"))
-
-    @property
-    def handed_over_to(self) -> str | None:
-        """The method to which the call was handed over last, also before its first reply; None for no hand-over."""
-        records = self.numbered("", "handover")
-        return HANDOVER.read(self.read_record(records[max(records)]))[0] if records else None
 
     def numbered(self, place: str, fact: RecordedFact) -> dict[int, Recorded]:
         """Return all records of one fact about a place, by their numbers."""

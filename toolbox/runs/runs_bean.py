@@ -1,8 +1,8 @@
 """`Runs`: the runs of a container for callers, put together from its parts.
 
 Each part does one thing: `new_runs` creates, `resuming` answers, `cancelling` cancels, `run_execution` executes,
-`take_over` looks for runs whose process is gone, and `stored_runs` reads. Not here: what happens within a run
-(`run_session`).
+`take_over` looks for runs whose process is gone, and `stored_runs` reads. What they execute is chosen here: calls of
+services (`service_calls`). Not here: what a run asks of it (`run_body`), what happens within a run (`run_session`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..services.outputs import Result
 from ..services.plans import MethodPlan
 from .cancelling import Cancelling
 from .conversation_runs import ConversationRuns
-from .new_runs import ClientMessage, NewRuns
+from .new_runs import NewRuns
 from .persons import is_person
 from .prepared_runs import PreparedRuns
 from .recorded_turns import RecordedTurns
@@ -37,6 +37,9 @@ from .run_events import RunEvents, number_after
 from .run_execution import RunExecution
 from .run_owners import RunOwners
 from .runs_host import RunsHost
+from .service_calls.new_calls import ClientMessage, NewServiceCalls
+from .service_calls.pending_calls import service_behind
+from .service_calls.service_body import ServiceBodies
 from .store import ENDED, RunStatus, RunStore, StoredRun, position_of, supports_of
 from .stored_runs import StoredRuns, read_document
 from .take_over import TakeOver
@@ -61,15 +64,17 @@ class Runs:
     """
 
     def __init__(self, host: RunsHost) -> None:
-        preparing = PreparedRuns(host)
-        self._host, self._preparing = host, preparing
-        self._stored = StoredRuns(host)
+        self._host, self._stored = host, StoredRuns(host)
+        # The bodies of runs are the service methods of this program. Those of another kind would be added to them here.
+        bodies = ServiceBodies(host, self._stored)
+        self._preparing = preparing = PreparedRuns(host, self._stored, bodies.of, bodies.undo_tools)
         self._execution = RunExecution(host, self._stored, preparing, self.watch_times)
         self._resuming = Resuming(host, self._stored, preparing, self._execution)
-        self._take_over = TakeOver(host, self._stored, self._execution, self._resuming.expire)
-        self._new = NewRuns(host, self._stored, self._execution, self._submit)
+        self._take_over = TakeOver(host, self._stored, self._execution, self._resuming.expire, bodies.use_times)
+        new = NewRuns(host, self._stored, self._execution, self._submit)
+        self._new = NewServiceCalls(host, self._stored, new)
         self._retrying = Retrying(self._stored, preparing, self._execution, self.watch_times)
-        self._telling = Telling(host, self._stored, preparing)
+        self._telling = Telling(self._stored, preparing)
         self._turns = RecordedTurns(host, self._stored, preparing)
         self._cancelling = Cancelling(self._stored, preparing, self._execution, self._turns)
         self._owners = RunOwners(host, self._stored, preparing)
@@ -170,7 +175,7 @@ class Runs:
         """
         async with asyncio.timeout(timeout):
             stored = await self._stored.on_home(lambda: self._stored.wait_for_end(_id_of(run)))
-        return await self._stored.on_home(lambda: self._stored.outcome_of(stored))
+        return await self._stored.on_home(lambda: self._preparing.outcome_of(stored))
 
     # --- starting and executing
 
@@ -334,7 +339,7 @@ class Runs:
 
     def services_of(self, plan: MethodPlan) -> Mapping[str, str]:
         """Return the stored names of the services that a method has as tools, by the names of the tools."""
-        found = {tool.name: self._preparing.service_behind(tool) for tool in plan.toolset.tools}
+        found = {tool.name: service_behind(self._host, tool) for tool in plan.toolset.tools}
         return {name: stored_name(each.service) for name, each in found.items() if each is not None}
 
     async def tells_services(self, run_id: str) -> bool:
@@ -430,7 +435,8 @@ class Runs:
         """
 
         async def read() -> tuple[UserMessage, str | None]:
-            return self._turns.question_of(await self._stored.load(run_id))
+            prepared = self._preparing.prepare(await self._stored.load(run_id))
+            return prepared.body.question(run_id, prepared), prepared.document.client_id
 
         return await self._host.on_own_loop(read)
 

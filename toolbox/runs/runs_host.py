@@ -40,6 +40,10 @@ class RunsHost(ServiceHost, Protocol):
         """Return the plans of the service with this stored name, also a former one; empty for an unknown one."""
         ...
 
+    def find_class(self, service: str) -> type[Any] | None:
+        """Return the class of the service with this stored name, also a former one; None for an unknown one."""
+        ...
+
     def names_of(self, service: str | type[Any]) -> tuple[str, ...]:
         """Return all stored names of a service, the present one first; `service` is its class or one of its names."""
         ...

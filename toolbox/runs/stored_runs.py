@@ -19,19 +19,16 @@ from pydantic_core import to_json
 
 from ..chat import PendingCall
 from ..conversations.keys import ChatMemoryKey
-from ..errors import RunCancelledError, RunFailedError, RunIncompatibleError, RunNotFoundError
+from ..errors import RunIncompatibleError, RunNotFoundError
 from ..execution.threads import await_on
 from ..safe_text import is_text, printable
-from ..services.outputs import Result, Shape
 from ..store_clock import clock_of
 from .documents import RunDocument, UnreadableDocumentError
 from .new_documents import conversation_key
-from .program_values import read_details, read_value, with_restored_results
 from .run_answers import Run
 from .run_looks import RunLooks
 from .run_session import RunSession, store_errors_of
 from .runs_host import RunsHost
-from .service_calls import ServiceCall
 from .store import ENDED, KEEP, Keep, RunChanges, RunLook, RunStore, StoredRecord, StoredRun, supports_of
 
 T = TypeVar("T")
@@ -47,7 +44,7 @@ class StoredRuns:
 
     def find_service(self, name: str) -> type[Any] | None:
         """Return the class of the service with this stored name, if this program has it."""
-        return next((plan.service for plan in self._host.plans_of(name).values()), None)
+        return self._host.find_class(name)
 
     # --- loading
 
@@ -199,43 +196,6 @@ class StoredRuns:
         if stored.conversation is not None and document.memory_id is not None:
             conversation = conversation_key(ChatMemoryKey(name, document.memory_id))
         return replace(changes, service=name, conversation=conversation)
-
-    async def outcome_of(self, stored: StoredRun) -> Any:
-        """Return the value of the method of an ended run, for a method that returns a `Result` the whole `Result`."""
-        result = await self.result_of(stored)
-        plan = self._host.plans_of(stored.service)[stored.method]
-        return result if plan.output.shape is Shape.RESULT else result.content
-
-    async def result_of(self, stored: StoredRun) -> Result[Any]:
-        """Return the stored result of a run that does not run. Raises `RunFailedError` or `RunCancelledError`."""
-        document = read_document(stored)
-        if stored.status == "failed":
-            raise RunFailedError(stored.id, document.error_type or "", document.error_text or "")
-        if stored.status == "cancelled":
-            raise RunCancelledError(stored.id, document.reason)
-        plan = self._host.plans_of(stored.service).get(stored.method)
-        if plan is None:
-            raise RunIncompatibleError(stored.id, f"this program has no method {stored.service}.{stored.method}")
-        if stored.status == "suspended":
-            restored = ServiceCall(await self.session_of(stored, document)).root.restored()
-            if restored is None:  # the run has ended since the header was read, and its store has deleted the records
-                changed = await self.load(stored.id)
-                assert changed.version != stored.version, "the suspension is stored with the state"
-                return await self.result_of(changed)
-            state = with_restored_results(plan, restored.state)
-            return state.result_while_suspended(document.pending, stored.id, state.in_charge or plan.where)
-        try:
-            return read_details(plan, read_value(plan, document.result), document.details)
-        except Exception as error:  # pydantic raises many kinds of exceptions
-            raise RunIncompatibleError(stored.id, f"its result no longer fits {plan.where}: {error}") from error
-
-    async def in_charge_of(self, stored: StoredRun) -> str | None:
-        """Return the method to which the call of a run was handed over, as its records say; None for the called one."""
-        session = await self.session_of(stored, read_document(stored))
-        if (in_charge := session.handed_over_to) is not None:
-            return in_charge
-        restored = ServiceCall(session).root.restored()
-        return None if restored is None else restored.state.in_charge
 
     async def session_of(self, stored: StoredRun, document: RunDocument) -> RunSession:
         """Return a run with its records, to read what it has done: it is not executed."""

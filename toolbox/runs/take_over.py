@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from contextvars import Context
 from typing import Any
@@ -16,8 +16,6 @@ from typing import Any
 from ..errors import McpConnectionError, RunBusyError, RunIncompatibleError, RunNotFoundError
 from ..safe_text import describe_store_error
 from ..security import UnauthenticatedError
-from ..services.inner_plans import PROVIDER_MAY_SUSPEND
-from ..services.plans import MethodPlan
 from ..store_clock import StoreClock, clock_of
 from .run_engines import LocalRunEngine, RunEngine
 from .run_execution import RunExecution
@@ -36,7 +34,11 @@ _AFTER_ERRORS = 1.0  # seconds between two looks for lapsed runs while the store
 
 
 class TakeOver:
-    """Submits runs to the engine: new ones, answered ones, and those whose lease has expired."""
+    """Submits runs to the engine: new ones, answered ones, and those whose lease has expired.
+
+    `expire` rejects the calls of a run that have expired. `use_times` returns True if runs of this program may wait for
+    a time.
+    """
 
     def __init__(
         self,
@@ -44,8 +46,10 @@ class TakeOver:
         runs: StoredRuns,
         execution: RunExecution,
         expire: Callable[[str], Awaitable[Coroutine[Any, Any, object] | None]],
+        use_times: Callable[[], bool],
     ) -> None:
         self._host, self._runs, self._execution, self._expire = host, runs, execution, expire
+        self._use_times = use_times
         self._engine: RunEngine | None = None
         self._clock = StoreClock()
         self._sweeping: asyncio.Task[None] | None = None
@@ -69,7 +73,7 @@ class TakeOver:
         self._engine = await self._host.run_engine()
         if (attach := getattr(self._engine, "attach", None)) is not None:
             await attach(runs, take_over)
-        self._watches_times = self._host.added_may_suspend or uses_times(self._host.plans)
+        self._watches_times = self._use_times()
         if take_over:
             self._start_sweeping(store)
 
@@ -230,17 +234,3 @@ class TakeOver:
                 del self._reported[run_id]
                 self._refused.discard(run_id)
         return len(lapsed) > 0 and isinstance(self._engine, LocalRunEngine)
-
-
-def uses_times(plans: Mapping[type[Any], Mapping[str, MethodPlan]]) -> bool:
-    """Return True if runs of these methods may wait for a next try, or for the expiry of a pending call.
-
-    A tool provider of the program may offer a tool with `approval_expires=`.
-    """
-    return any(
-        plan.options.run_retries is not None
-        or any(tool.approval_expires is not None for tool in plan.toolset.tools)
-        or any(not hasattr(each.bean, PROVIDER_MAY_SUSPEND) for each in plan.providers)
-        for methods in plans.values()
-        for plan in methods.values()
-    )

@@ -14,8 +14,6 @@ from ..services.recording_needs import ToldMessage
 from .documents import told_to_json
 from .persons import history_name
 from .prepared_runs import PreparedRuns
-from .runs_host import RunsHost
-from .service_calls import check_input
 from .store import ENDED, no_messages, supports_of
 from .stored_runs import StoredRuns
 
@@ -23,11 +21,11 @@ from .stored_runs import StoredRuns
 class Telling:
     """Adds messages to the runs of a host."""
 
-    def __init__(self, host: RunsHost, runs: StoredRuns, preparing: PreparedRuns) -> None:
-        self._host, self._runs, self._preparing = host, runs, preparing
+    def __init__(self, runs: StoredRuns, preparing: PreparedRuns) -> None:
+        self._runs, self._preparing = runs, preparing
 
     async def tell_run(self, run_id: str, message: UserMessage, by: Any, client_id: str | None = None) -> None:
-        """Add a message to a run, after its input guardrails have judged it. A client gave `client_id` to it."""
+        """Add a message to a run, after its body has checked it. A client gave `client_id` to it."""
         store = await self._runs.open()
         if "tell" not in supports_of(store):
             raise IllegalConfigurationError([no_messages(store)])
@@ -35,13 +33,7 @@ class Telling:
         if stored.status in ENDED:
             raise RunStateError(run_id, f"it is {stored.status}, and takes no more messages")
         prepared = self._preparing.prepare(stored)
-        plan = prepared.plan
-        if plan.checks_input:
-            prepared = await self._preparing.admit(run_id, prepared, by)
-            in_charge = await self._runs.in_charge_of(stored) if plan.team else None
-            async with self._preparing.open_scope(prepared):
-                checked, _ = await check_input(self._host, plan, prepared.arguments, message, in_charge)
-                message = checked or message
+        message = await prepared.body.check_message(stored, prepared, message, by)
         written = told_to_json(ToldMessage(message, history_name(by), client_id))
         if not await store.add_message(run_id, uuid4().hex, written):
             status = (await self._runs.load(run_id)).status

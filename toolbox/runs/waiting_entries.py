@@ -11,11 +11,10 @@ from dataclasses import replace
 
 from ..chat import UserMessage
 from ..conversations.keys import ChatMemoryKey
-from ..conversations.log import TurnState
+from ..conversations.log import TurnState, make_waiting_turn
 from ..errors import RunNotFoundError
 from ..safe_text import describe_store_error
 from ..services.recording_needs import TurnWrite
-from ..services.turns import make_waiting_turn
 from .documents import RunDocument
 from .runs_host import RunsHost
 from .store import ENDED, RunStatus

@@ -1,6 +1,6 @@
 """What happens in services that run within tool calls: how their events reach the reader of a stream, and front ends.
 
-Not here: the events of streams (`toolbox.service_events`), the stream (`streamed_call`, `tool_tasks`).
+Not here: the events themselves (`toolbox.service_events`), the stream (`streamed_call`, `tool_tasks`).
 """
 
 from __future__ import annotations
@@ -10,40 +10,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from ..chat import CompleteResponse, IntermediateResponse
 from ..context import CallPlace, InvocationContext, current_invocation
-from ..service_events import InnerEvent, ServiceEvent
+from ..service_events import InnerEvent, ServiceEvent, ServiceWork, WorkState
 from ..service_names import stored_name
 from .invocation import Invocation
 from .loop import Suspend
 
 Send: TypeAlias = Callable[[ServiceEvent], Awaitable[None]]
 """Sends an event to the reader of a stream, and returns when the reader requests the next one."""
-
-
-WorkState: TypeAlias = Literal["running", "replied", "finished", "failed"]
-"""A service begins or goes on, its model has replied, it has ended, or it has failed."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceWork:
-    """What a service within a run does, for front ends: no stream of a program has it.
-
-    - `id`: the place of the service in the run; its invocation's id if it has none there.
-    - `call`: the place of the tool call in which it works, or an empty text.
-    - `parent`: the `id` of the service that made this call, or an empty text.
-    - `service`: its stored name.
-    - `text`: of a reply; the type of the error of a failure.
-    """
-
-    id: str
-    call: str
-    parent: str
-    service: str
-    state: WorkState = "running"
-    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """What a plan knows only with the plans of the services that are its tools: whether its calls may be suspended.
 
-Not here: the checks at start that depend on it (`runs.start_checks`).
+Not here: the checks at start that depend on it (`runs.service_calls.call_checks`).
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ..chat import AiMessage, Message, PendingCall, ToolExecutionRequest, ToolExecutionResultMessage, UserMessage
-from ..conversations.log import NO_USAGE, Turn, TurnState
+from ..chat import AiMessage, Message, ToolExecutionRequest, ToolExecutionResultMessage, UserMessage
+from ..conversations.log import NO_USAGE, Turn, TurnState, make_waiting_turn
 from ..passages import source_to_dict
 from .invocation import Invocation
 from .outputs import ANSWER_TOOL
@@ -106,21 +106,6 @@ def waiting_turn_of(invocation: Invocation) -> Turn | None:
     if place is None or not asked or not isinstance(asked[0], UserMessage):
         return None
     return make_waiting_turn(place.run_id, place.run.suspensions, asked[0], place.pending)
-
-
-def make_waiting_turn(run_id: str, suspensions: int, asked: UserMessage, pending: Sequence[PendingCall]) -> Turn:
-    """Return the turn of a run that waits for these calls. Its id is the same when this suspension happens again."""
-    turn_id = f"{run_id}:waiting:{suspensions}"
-    return Turn(id=turn_id, run_id=run_id, state="waiting", messages=(asked,), note=_describe(pending))
-
-
-def _describe(pending: Sequence[PendingCall]) -> str:
-    """Return what a model reads at the end of the turn."""
-    approvals = dict.fromkeys(each.tool_name for each in pending if each.kind == "approval")
-    results = dict.fromkeys(each.tool_name for each in pending if each.kind != "approval")
-    waits = [f"the approval of a person for {', '.join(approvals)}"] if approvals else []
-    waits += [f"the result of {', '.join(results)}"] if results else []
-    return f"[This turn waits for {' and '.join(waits)}. It has no answer yet.]"
 
 
 # --- the messages

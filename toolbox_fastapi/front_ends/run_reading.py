@@ -38,8 +38,7 @@ from toolbox.runs.run_answers import HistoryEntry, Run
 from toolbox.runs.run_events import RunEnded, RunEvent
 from toolbox.runs.runs_bean import Runs
 from toolbox.runs.store import RunLook
-from toolbox.service_events import HandedOver
-from toolbox.services.inner_events import ServiceWork
+from toolbox.service_events import HandedOver, ServiceWork
 from toolbox.services.outputs import ANSWER_TOOL, answer_text
 from toolbox.services.recording_needs import ToldMessage
 from toolbox.services.state import identity_of

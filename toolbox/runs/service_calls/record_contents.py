@@ -1,7 +1,7 @@
 """The contents of records as versioned JSON: states, replies of models, results of tools.
 
-Not here: which record is written when (`service_calls`, `tool_records`), the fields of a state (`services.state`), what
-services declare themselves (`services.recording_needs`).
+Not here: which record is written when (`run_invocations`, `tool_records`), the fields of a state (`services.state`),
+what services declare themselves (`services.recording_needs`).
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..chat import ToolExecutionResultMessage
-from ..errors import ToolRetry
-from ..services.loop import ModelReplied
-from ..services.recording_needs import RecordedToolError, type_name_of
-from ..services.state import State
-from ..tools.failures import message_of
-from ..tools.results import Encoded, EncodedInFull, json_values
-from ..transcripts import message_from_dict, message_to_dict
-from .documents import VERSION
+from ...chat import ToolExecutionResultMessage
+from ...errors import ToolRetry
+from ...services.loop import ModelReplied
+from ...services.recording_needs import RecordedToolError, type_name_of
+from ...services.state import State
+from ...tools.failures import message_of
+from ...tools.results import Encoded, EncodedInFull, json_values
+from ...transcripts import message_from_dict, message_to_dict
+from ..documents import VERSION
 
 # --- states and replies
 

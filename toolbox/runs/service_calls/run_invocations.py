@@ -1,50 +1,41 @@
-"""A call of a service as the body of a run: what its invocations do at their places, and its suspension.
+"""The invocations of a run: what they do at their places, how they are restored, and their suspension.
 
-`execute` calls the method, `RunPlace` is what services get of the run. Only this module and the layers know the
-invocations of services. Not here: taking, holding and ending a run (`run_execution`), one tool call (`tool_records`).
+`RunPlace` is what services get of the run, `ServiceCall` has all invocations of one. Not here: executing the method,
+and what else a run asks of it (`service_body`), one tool call (`tool_records`), the layers (`run_layers`).
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar, cast
 
-from ..chat import ChatResponse, PendingCall, RunSuspended, ToolExecutionRequest, UserMessage
-from ..conversations.keys import ChatMemoryKey
-from ..errors import EndsInvocation, RunIncompatibleError
-from ..events import RunResumedEvent, RunStartedEvent
-from ..limits import UsageLimits, remaining
-from ..request_hooks import RELEASES_CONNECTION
-from ..safe_text import printable
-from ..service_events import ServiceEvent
-from ..service_names import stored_name
-from ..services.declaration import Retries
-from ..services.driver import run, stream
-from ..services.host_needs import ServiceHost
-from ..services.invocation import Invocation, Perform
-from ..services.layers import check_input_first
-from ..services.loop import CallModel, Finish, ModelReplied, RunTool, Suspend, ToolSuspended
-from ..services.model_calls import call_hooks
-from ..services.opening import open_invocation
-from ..services.outputs import Result, Shape
-from ..services.plans import MethodPlan
-from ..services.recording_needs import FAILURE, EffectForm, StoredInvocation, ToldMessage, TurnWrite
-from ..services.state import PendingToolCall, State
-from ..services.stored_forms import usage_from_dict, usage_to_dict
-from ..services.usage_layers import take_back_usage
-from ..settings import settings_key
-from ..store_clock import clock_of
-from ..tools.results import Encoded, EncodedInFull
-from ..tools.tool_calls import Tool, ToolCall, ToolStep
-from .documents import VERSION, OuterCall, RunDocument, WaitingCall, next_expiry, with_expiries
-from .effects import effect
-from .event_log import event_to_json
-from .new_documents import current_trace, describe_run, new_header, read_user_message, with_message
-from .next_tries import wait_before_next_try
-from .places import (
+from ...chat import ChatResponse, PendingCall, RunSuspended, ToolExecutionRequest
+from ...errors import EndsInvocation, RunIncompatibleError
+from ...limits import UsageLimits, remaining
+from ...safe_text import printable
+from ...service_names import stored_name
+from ...services.invocation import Invocation, Perform
+from ...services.loop import CallModel, Finish, ModelReplied, RunTool, ToolSuspended
+from ...services.plans import MethodPlan
+from ...services.recording_needs import FAILURE, HANDOVER, EffectForm, StoredInvocation, ToldMessage, TurnWrite
+from ...services.state import PendingToolCall, State
+from ...services.stored_forms import usage_from_dict, usage_to_dict
+from ...services.usage_layers import take_back_usage
+from ...settings import settings_key
+from ...store_clock import clock_of
+from ...tools.results import Encoded, EncodedInFull
+from ...tools.tool_calls import Tool, ToolCall, ToolStep
+from ..documents import VERSION, OuterCall, WaitingCall, next_expiry, with_expiries
+from ..effects import effect
+from ..event_log import event_to_json
+from ..new_documents import current_trace, new_header
+from ..next_tries import wait_before_next_try
+from ..places import (
     RecordedFact,
     RecordKey,
     calls_around,
@@ -56,22 +47,21 @@ from .places import (
     position_of,
     without_attempt,
 )
-from .program_values import writable_values, write_details, write_value
+from ..program_values import writable_values
+from ..run_session import Recorded, RunSession
+from ..runs_host import RunsHost
+from ..store import StoredRecord
+from .call_documents import describe_call, with_message
 from .record_contents import (
     reply_from_dict,
     reply_to_json,
     snapshot_to_json,
     state_from_dict,
 )
-from .run_session import Recorded, RunSession
-from .runs_host import RunsHost
-from .store import StoredRecord, StoredRun
 from .stored_calls import find_fault, find_other_origin, origin_of, tool_that_gives
 from .tool_records import CancelledInsideError, ToolRecords
 
 T = TypeVar("T")
-
-SendEvent = Callable[[ServiceEvent], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -147,8 +137,9 @@ class RunPlace:
         session = self.run
         if not session.is_stored or session.has_left or session.stays_after(error) or session.is_cancelled:
             return False
-        wait = wait_before_next_try(error, plan.options.run_retries, session) if isinstance(error, Exception) else None
-        return wait is not None
+        if not isinstance(error, Exception):
+            return False
+        return wait_before_next_try(error, partial(wait_after, plan), session) is not None
 
     @property
     def has_recorded_reply(self) -> bool:
@@ -231,6 +222,12 @@ class RunPlace:
         await self.body.suspend(invocation)
 
 
+def wait_after(plan: MethodPlan, failures: int) -> timedelta | None:
+    """Return the time until a run that has failed so often is tried again; None if it has failed for good."""
+    retries = plan.options.run_retries
+    return None if retries is None or failures >= retries.attempts else retries.wait_after(failures)
+
+
 def path_of(invocation: Invocation) -> str:
     """Return the place of an invocation that is part of a run."""
     assert invocation.place is not None
@@ -259,6 +256,12 @@ class ServiceCall:
     def root(self) -> RunPlace:
         """The place of the run itself."""
         return RunPlace(self, "", "")
+
+    @property
+    def handed_over_to(self) -> str | None:
+        """The method to which the call was handed over last, also before its first reply; None for no hand-over."""
+        records = self.session.numbered("", "handover")
+        return HANDOVER.read(self.session.read_record(records[max(records)]))[0] if records else None
 
     # --- invocations
 
@@ -576,14 +579,14 @@ class ServiceCall:
         if account is not None:  # the blocks around the call have ended when the run continues
             left = remaining(account.outer, account.usage if account.limits is not None else None)
         attributes = invocation.context.attributes
-        described = await describe_run(plan, host, invocation.arguments, attributes, invocation.added_by, left)
+        described, _ = await describe_call(plan, host, invocation.arguments, attributes, invocation.added_by, left)
         session.document = described.document
         if invocation.has_other_message:
             session.document = with_message(session.document, plan, invocation.arguments, invocation.user_message)
         session.use_store(store)
         await self._note_waiting()
         now = clock_of(store).now()
-        run = new_header(session.id, plan, invocation.memory_key, session.document, now)
+        run = new_header(session.id, plan.service, plan.name, invocation.memory_key, session.document, now)
         if invocation.before_suspension is not None:
             if plan.run_id_parameter is not None:  # nothing may be stored for the run of another call
                 await session.refuse_known_id()
@@ -697,129 +700,6 @@ def _find_misfit(request: ToolExecutionRequest, invocation: Invocation, *, is_st
     if (fault := find_fault(tool, request)) is not None:
         return f"the tool {request.name!r} does not accept the arguments of a stored call ({fault})"
     return None
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedRun:
-    """A run that fits this program: its plan, arguments, seeds, document and the tools of its endpoint.
-
-    `identity` is the one under which it is executed; None until `PreparedRuns.admit`. `is_without_user` is True if the
-    run has a user, but no person makes it go on. `before` is an ended run that goes on: it ends as it was if it turns
-    out not to fit this program.
-    """
-
-    plan: MethodPlan
-    arguments: Mapping[str, Any]
-    seeds: Mapping[Any, Any]
-    document: RunDocument
-    added: Sequence[Tool] = ()
-    identity: Any = None
-    is_without_user: bool = False
-    before: StoredRun | None = None
-
-    @property
-    def conversation(self) -> ChatMemoryKey | None:
-        """The conversation of the run; None without one."""
-        return self.plan.find_conversation(self.plan.find_memory_id(self.arguments))
-
-    @property
-    def retries(self) -> Retries | None:
-        """The rule by which the run is tried again when it has failed; None if it is not."""
-        return self.plan.options.run_retries
-
-    @property
-    def waits_in_conversation(self) -> bool:
-        """True if its conversation goes on while the run is suspended, with an entry for the turn that waits."""
-        return self.plan.options.on_suspended == "continue"
-
-
-# --- before a run is stored, and before it continues
-
-
-async def check_input(
-    host: ServiceHost,
-    plan: MethodPlan,
-    arguments: Mapping[str, Any],
-    message: UserMessage | None = None,
-    in_charge: str | None = None,
-) -> tuple[UserMessage | None, str]:
-    """Let the input guardrails judge a call. Returns the message that they wrote in place of the user's, or None.
-
-    Returns the method in charge too, such as `"Billing.chat"`.
-
-    `message` is the user message, if it is not that of the arguments. `in_charge` is the method that has taken the call
-    over already, by default that of the conversation. Raises `InputGuardrailError`.
-    """
-    invocation = Invocation(plan, host, arguments, message=message)
-    if in_charge is not None and (found := invocation.find_member(in_charge)) is not None:
-        invocation.put_in_charge(found)
-    await check_input_first(invocation)
-    return invocation.user_message if invocation.has_other_message else None, invocation.plan.where
-
-
-async def release_connections(host: ServiceHost, plan: MethodPlan, arguments: Mapping[str, Any]) -> None:
-    """Let the database sessions of a caller give their connections back: its new run takes one before it asks a model.
-
-    Where all connections of a pool are held by requests whose runs wait for one, nobody would go on.
-    """
-    await call_hooks(Invocation(plan, host, arguments), RELEASES_CONNECTION)
-
-
-async def find_provided_tool(
-    host: ServiceHost, place: RunPlace, plan: MethodPlan, arguments: Mapping[str, Any], name: str
-) -> Tool | None:
-    """Ask the tool providers of a method for a tool; None if they do not offer it now."""
-    invocation = Invocation(plan, host, arguments, place=place)
-    await open_invocation(invocation)
-    return invocation.toolset.stored(name)
-
-
-# --- executing the method
-
-
-async def execute(
-    host: ServiceHost, session: RunSession, prepared: PreparedRun, send: SendEvent | None
-) -> tuple[Result[Any], dict[str, Any] | None]:
-    """Call the method of a run, in its open scope. Returns its result, and what the document of a completed run has.
-
-    None in place of that if the run is suspended. `send` gets the events of the call. Raises the errors of the method.
-    """
-    body, document = ServiceCall(session), prepared.document
-    message = read_user_message(session.id, document)
-    invocation = Invocation(prepared.plan, host, prepared.arguments, place=body.root, message=message)
-    invocation.is_input_checked, invocation.input_checked_by = document.is_checked, document.checked_by
-    if (in_charge := session.handed_over_to) is not None:
-        invocation.find_stored_member(in_charge)  # raises if this program has it no more
-    if document.cancels:
-        invocation.before_end = body.refuse_end
-    if host.listeners is not None:
-        # An owner that died before its first effect has started nothing. It may have chosen the model.
-        has_begun = session.has_begun or document.answers or document.cancels
-        event = RunResumedEvent if has_begun else RunStartedEvent
-        await host.note_caller(invocation.context)
-        host.listeners.tell(event(invocation.context, session.id, document.trace))
-    if send is None:
-        result = _result_of(invocation, await run(invocation))
-    else:
-        invocation.yields_suspension = True
-        await stream(invocation, send)
-        result = _result_of(invocation, invocation.value())
-    if isinstance(invocation.end, Suspend):
-        return result, None
-    details = write_details(result) if prepared.plan.output.shape is Shape.RESULT else None
-    return result, {"result": write_value(prepared.plan, result.content), "details": details}
-
-
-def _result_of(invocation: Invocation, value: Any) -> Result[Any]:
-    if isinstance(value, Result):
-        return value
-    end = invocation.end
-    assert isinstance(end, Finish)
-    output = invocation.plan.output
-    reply = end.response.ai_message
-    if value is None and output.is_stream and output.structure is not None and not reply.tool_execution_requests:
-        value = output.structure.read(reply.text or "").value
-    return invocation.state.result(value, end.finish_reason, invocation.plan.where)
 
 
 # --- usage

@@ -16,11 +16,11 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from ..chat import PendingCall
-from ..context import CallPlace
-from ..conversations.log import KeptApproval
-from ..deferred_answers import TAKES_ANSWERS, DeferredAnswer, current_answer
-from ..errors import (
+from ...chat import PendingCall
+from ...context import CallPlace
+from ...conversations.log import KeptApproval
+from ...deferred_answers import TAKES_ANSWERS, DeferredAnswer, current_answer
+from ...errors import (
     EndsInvocation,
     LeaseLostError,
     RunCancelledError,
@@ -30,21 +30,21 @@ from ..errors import (
     ToolArgumentsError,
     ToolDeferred,
 )
-from ..safe_text import describe_store_error, printable
-from ..service_names import stored_name, stored_names
-from ..services.answers import restored_result, supplied_result
-from ..tools.codec import decode_request
-from ..tools.results import Encoded, EncodedInFull
-from ..tools.tool_calls import Tool, ToolAttempt, ToolCall, ToolStep, ToolSuspension
-from ..tools.written_arguments import change_arguments, with_recorded_arguments
-from .documents import GivenAnswer, WaitingCall
-from .effects import Start, effect
-from .persons import has_role
-from .places import RecordKey, is_compensation, place_of_attempt
+from ...safe_text import describe_store_error, printable
+from ...service_names import stored_name, stored_names
+from ...services.answers import restored_result, supplied_result
+from ...tools.codec import decode_request
+from ...tools.results import Encoded, EncodedInFull
+from ...tools.tool_calls import Tool, ToolAttempt, ToolCall, ToolStep, ToolSuspension
+from ...tools.written_arguments import change_arguments, with_recorded_arguments
+from ..documents import GivenAnswer, WaitingCall
+from ..effects import Start, effect
+from ..persons import has_role
+from ..places import RecordKey, is_compensation, place_of_attempt
+from ..recorder import recorder_of
+from ..run_answers import Answer, HistoryEntry
+from ..run_session import Recorded, RunSession
 from .record_contents import has_run_in, result_from_dict, result_to_json
-from .recorder import recorder_of
-from .run_answers import Answer, HistoryEntry
-from .run_session import Recorded, RunSession
 from .stored_calls import json_attributes, origin_of
 
 logger = logging.getLogger("toolbox.runs")

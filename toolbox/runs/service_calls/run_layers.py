@@ -1,6 +1,6 @@
 """The layers of a run: around model requests and tool calls, what is recorded and what a person approves.
 
-`capabilities` puts them into the order of all layers. Not here: what they do (`service_calls`, `tool_records`).
+`capabilities` puts them into the order of all layers. Not here: what they do (`run_invocations`, `tool_records`).
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from ..context import complete_context
-from ..execution.markers import marked_execution
-from ..safe_text import printable
-from ..services.invocation import Invocation, Perform
-from ..services.loop import CallModel, ModelReplied, RunTool
-from ..tools.results import Encoded, EncodedInFull
-from ..tools.specification import given_or_default
-from ..tools.tool_calls import Tool, ToolCall, ToolLayer, ToolStep
-from .persons import read_person
-from .service_calls import RunPlace
+from ...context import complete_context
+from ...execution.markers import marked_execution
+from ...safe_text import printable
+from ...services.invocation import Invocation, Perform
+from ...services.loop import CallModel, ModelReplied, RunTool
+from ...tools.results import Encoded, EncodedInFull
+from ...tools.specification import given_or_default
+from ...tools.tool_calls import Tool, ToolCall, ToolLayer, ToolStep
+from ..persons import read_person
+from .run_invocations import RunPlace
 from .tool_records import EditedCall
 
 logger = logging.getLogger("toolbox.runs")

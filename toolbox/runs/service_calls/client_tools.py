@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..chat import ToolExecutionRequest, ToolSpecification
-from ..errors import IllegalConfigurationError, ToolDeferred
-from ..tools.sources import AiServiceTool, read_tools
-from ..tools.tool_calls import Tool
+from ...chat import ToolExecutionRequest, ToolSpecification
+from ...errors import IllegalConfigurationError, ToolDeferred
+from ...tools.sources import AiServiceTool, read_tools
+from ...tools.tool_calls import Tool
 
 
 def write_client_tool(specification: ToolSpecification) -> dict[str, Any]:

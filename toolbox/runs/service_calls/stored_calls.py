@@ -8,15 +8,15 @@ from typing import Any, cast
 
 from pydantic_core import to_jsonable_python
 
-from ..chat import ToolExecutionRequest, ToolSpecification
-from ..deferred_answers import TOOL_ORIGIN, ToolOrigin
-from ..errors import IllegalConfigurationError, Problem, ToolArgumentsError, ToolDeferred
-from ..execution.markers import COROUTINE
-from ..safe_text import faults_text
-from ..settings import settings_key
-from ..tools.failures import message_of
-from ..tools.results import Encoded
-from ..tools.tool_calls import Tool, ToolCall
+from ...chat import ToolExecutionRequest, ToolSpecification
+from ...deferred_answers import TOOL_ORIGIN, ToolOrigin
+from ...errors import IllegalConfigurationError, Problem, ToolArgumentsError, ToolDeferred
+from ...execution.markers import COROUTINE
+from ...safe_text import faults_text
+from ...settings import settings_key
+from ...tools.failures import message_of
+from ...tools.results import Encoded
+from ...tools.tool_calls import Tool, ToolCall
 
 
 def json_attributes(tool: Tool, deferred: ToolDeferred) -> dict[str, Any]:
