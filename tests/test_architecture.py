@@ -371,7 +371,14 @@ def test_services_and_their_hosts_load_other_capabilities_from_the_table_only() 
 # What runs may know of services outside of `runs.service_calls`: plain values that they store or return.
 PLAIN_PARTS_OF_SERVICES = {
     "toolbox.services.outputs": {"Result"},
-    "toolbox.services.recording_needs": {"FindApprovals", "ToldMessage", "TurnWrite", "type_name_of"},
+    "toolbox.services.recording_needs": {
+        "FindApprovals",
+        "RecordedFailureError",
+        "RecordedToolError",
+        "ToldMessage",
+        "TurnWrite",
+        "type_name_of",
+    },
     "toolbox.services.state": {"State"},
     "toolbox.services.stored_forms": {
         "adapter_of",
