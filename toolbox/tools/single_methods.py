@@ -24,7 +24,7 @@ def class_defining(function: object) -> type | None:
     if not inspect.isfunction(function):
         return None
     name, _, attribute = function.__qualname__.rpartition(".")
-    if not name or name.endswith("<locals>"):
+    if not name or name.endswith(">"):  # made by a function, a comprehension or a lambda
         return None
     for cls in _local_classes(name) if "<locals>" in name else _class_in_module(function.__module__, name):
         member = vars(cls).get(attribute)
