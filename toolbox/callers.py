@@ -24,6 +24,10 @@ class Caller(Protocol):
         """Call `leave(error)` on any thread when the caller disconnects. Return a function that stops watching."""
         ...
 
+    def watch_application(self, leave: Callable[[Exception], None]) -> Callable[[], object]:
+        """Do the same, but only when the application stops: what is awaited goes on without the caller."""
+        ...
+
 
 current_caller: ContextVar[Caller | None] = ContextVar("toolbox.caller", default=None)
 
@@ -51,7 +55,7 @@ class WhileCallerWaits:
         self._task = asyncio.current_task()
         self._cancelling = self._task.cancelling() if self._task is not None else 0
         self._context = copy_context()  # in which it cancels: for the awaited code this comes from outside
-        self._end = caller.watch(self._leave_task)
+        self._end = self._watch(caller)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -66,6 +70,9 @@ class WhileCallerWaits:
         if task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             raise self._error from error
 
+    def _watch(self, caller: Caller) -> Callable[[], object]:
+        return caller.watch(self._leave_task)
+
     def _leave_task(self, error: Exception) -> None:
         self._loop.call_soon_threadsafe(self._cancel_task, error, context=self._context)
 
@@ -73,3 +80,13 @@ class WhileCallerWaits:
         if self._task is not None and self._error is None:
             self._error = error
             self._task.cancel()
+
+
+class WhileApplicationRuns(WhileCallerWaits):
+    """The same for code that waits for a run: a caller that disconnects does not end it, but an application that stops.
+
+    The run goes on in another process, and the server would wait for the end of the response.
+    """
+
+    def _watch(self, caller: Caller) -> Callable[[], object]:
+        return caller.watch_application(self._leave_task)

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from fastapi.dependencies.utils import SolvedDependency
 from starlette.datastructures import Headers
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .application_routes import PreparedRoutes
 
 C = TypeVar("C", bound=HTTPConnection)
+_Watchers: TypeAlias = dict[object, Callable[[Exception], None]]
 
 EXCHANGE_KEY = "toolbox.exchange"
 """The key of the `ClientExchange` in an ASGI scope."""
@@ -84,7 +85,8 @@ class ClientExchange:
     failure: BaseException | None = None
     completed = ended = left = entered = accepted = started = unsettled = False
     _receiving = 0
-    _watchers: dict[object, Callable[[Exception], None]] | None = None
+    _watchers: _Watchers | None = None
+    _watchers_of_stop: _Watchers | None = None
     _stopped: Exception | None = None
     _ahead: deque[Message] | None = None
     reader: asyncio.Task[None] | None = None
@@ -231,12 +233,15 @@ class ClientExchange:
             self.left = True
             self._end_invocations(ClientDisconnectedError())
 
-    # --- a client that may leave
+    # --- a client that may leave, and an application that stops
 
     def stop_invocations(self, error: Exception) -> None:
         """Cancel the running invocations, also those of background tasks, and later ones; they raise `error`."""
         self._stopped = error
         self._end_invocations(error)
+        watchers, self._watchers_of_stop = self._watchers_of_stop, None
+        for leave in (watchers or {}).values():
+            leave(error)
 
     def _end_invocations(self, error: Exception) -> None:
         watchers, self._watchers = self._watchers, None
@@ -244,24 +249,31 @@ class ClientExchange:
             leave(error)
 
     def watch(self, leave: Callable[[Exception], None]) -> Callable[[], object]:
-        """Call `leave(error)` when the client disconnects or the application stops. Return what stops watching.
+        """Call `leave(error)` when the client disconnects, or the application stops. Return what stops watching.
 
         Invocations that start after the response or the disconnect go on without the client.
         """
+        if self._stopped is not None or self.completed or self.left:
+            return self.watch_application(leave)
+        if self._watchers is None:
+            self._watchers = {}
+        stop_watching = _add_watcher(self._watchers, leave)
+        if self.reader is None or self.reader.done():
+            assert self.task is not None, "an ASGI application runs in a task"
+            call_on(self.task.get_loop(), self._read_ahead)
+        return stop_watching
+
+    def watch_application(self, leave: Callable[[Exception], None]) -> Callable[[], object]:
+        """Call `leave(error)` when the application stops. Return a function that stops watching."""
         if self._stopped is not None:
             leave(self._stopped)
             return _do_nothing
-        if self._watchers is None:
-            self._watchers = {}
-        key, watchers = object(), self._watchers
-        watchers[key] = leave
-        if not (self.completed or self.left) and (self.reader is None or self.reader.done()):
-            assert self.task is not None, "an ASGI application runs in a task"
-            call_on(self.task.get_loop(), self._read_ahead)
-        return partial(watchers.pop, key, None)
+        if self._watchers_of_stop is None:
+            self._watchers_of_stop = {}
+        return _add_watcher(self._watchers_of_stop, leave)
 
     def _read_ahead(self) -> None:
-        if not self._watchers or self._receiving or self.left or self.completed:
+        if not self._watchers or self._receiving or self.left:
             return
         if self._ahead is None:
             self._ahead = deque()
@@ -311,6 +323,12 @@ def _make_disconnect_error(cause: BaseException | None) -> ClientDisconnectedErr
     error = ClientDisconnectedError()
     error.__cause__ = cause
     return error
+
+
+def _add_watcher(watchers: _Watchers, leave: Callable[[Exception], None]) -> Callable[[], object]:
+    key = object()
+    watchers[key] = leave
+    return partial(watchers.pop, key, None)
 
 
 def _do_nothing() -> None:

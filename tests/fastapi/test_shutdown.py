@@ -22,6 +22,7 @@ import uvicorn
 from fastapi import BackgroundTasks, FastAPI
 from fastapi.responses import StreamingResponse
 from toolbox import Container, ToolboxSettings, produces, register_ai_service
+from toolbox.runs import Runs
 from toolbox_fastapi import Inject, install, sse
 
 def say(text): print(text, flush=True)
@@ -96,6 +97,14 @@ async def again(assistant: Inject[Assistant], session: Inject[Session]):
         await assistant.chat("go")
     except Exception:
         await assistant.chat("go")
+
+@app.get("/result")
+async def result(runs: Inject[Runs], session: Inject[Session]):
+    return await runs.result(await runs.start(Assistant.chat, "go"))
+
+@app.get("/executed")
+async def executed(runs: Inject[Runs], session: Inject[Session]):
+    return await runs.execute((await runs.start(Assistant.chat, "go")).id)
 
 settings = ToolboxSettings(stop_timeout=STOP_TIMEOUT)
 container = Container(models={"default": Silent()}, settings=settings)
@@ -176,7 +185,10 @@ def test_an_own_stream_may_go_on_to_its_end(started: subprocess.Popen[str]) -> N
 
 
 @pytest.mark.parametrize("started", [("0.2", "{}")], indirect=True)
-@pytest.mark.parametrize(("path", "status"), [("/awaited", 503), ("/again", 503), ("/background", 200)])
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/awaited", 503), ("/again", 503), ("/background", 200), ("/result", 503), ("/executed", 503)],
+)
 def test_an_invocation_that_takes_too_long_is_cancelled(started: subprocess.Popen[str], path: str, status: int) -> None:
     assert started.stdout is not None
     port = int(started.stdout.readline())

@@ -14,6 +14,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, get_args, overload
 
+from ..callers import WhileApplicationRuns
 from ..chat import ToolSpecification, UserMessage
 from ..conversations.keys import ChatMemoryKey, Owner
 from ..conversations.log import TurnState
@@ -173,8 +174,9 @@ class Runs:
         For a method that returns a `Result`, that is the whole `Result`. Raises `RunFailedError`, `RunCancelledError`,
         `RunNotFoundError`, and `TimeoutError` after `timeout` seconds; None waits without a limit.
         """
-        async with asyncio.timeout(timeout):
-            stored = await self._stored.on_home(lambda: self._stored.wait_for_end(_id_of(run)))
+        with WhileApplicationRuns():
+            async with asyncio.timeout(timeout):
+                stored = await self._stored.on_home(lambda: self._stored.wait_for_end(_id_of(run)))
         return await self._stored.on_home(lambda: self._preparing.outcome_of(stored))
 
     # --- starting and executing
@@ -217,7 +219,8 @@ class Runs:
         async def execute() -> Run[Any]:
             return self._stored.show(await self._execution.execute_or_wait(run_id, timeout))
 
-        return await self._stored.on_home(execute)
+        with WhileApplicationRuns():
+            return await self._stored.on_home(execute)
 
     # --- answering and cancelling
 
@@ -230,7 +233,8 @@ class Runs:
         `ForbiddenError` if the identity of the run may no longer call the method; then the run is unchanged. Raises
         `TypeError` if `answers` is not a mapping, and the errors of the method.
         """
-        return await self._host.on_own_loop(lambda: self._resuming.resume_run(run_id, answers, by))
+        with WhileApplicationRuns():
+            return await self._host.on_own_loop(lambda: self._resuming.resume_run(run_id, answers, by))
 
     def resume_stream(self, run_id: str, answers: Mapping[str, Answer], by: Any = None) -> ResumedEvents:
         """Do the same as `resume`, and return the events of the call. The last is `CompleteResponse` or `RunSuspended`.
@@ -254,7 +258,8 @@ class Runs:
         """
         if not is_person(by):
             raise TypeError(f"retry(run_id, by=): expected a str or a SecurityIdentity, got {type(by).__name__}")
-        return await self._host.on_own_loop(lambda: self._retrying.retry_run(run_id, by))
+        with WhileApplicationRuns():
+            return await self._host.on_own_loop(lambda: self._retrying.retry_run(run_id, by))
 
     async def cancel(self, run_id: str, reason: str | None = None, by: Any = None) -> Run[Any]:
         """Cancel a run, and return it when it has ended. An ended run stays as it is. Raises `RunNotFoundError`.
