@@ -253,7 +253,7 @@ async def test_a_stop_names_the_compensation_that_does_not_end(clock: Clock, cap
     await tools.undoing.wait()
     call.cancel()
     while not call.done():  # it leaves a compensation that takes too long
-        clock.advance(11)
+        clock.advance(101)
         await asyncio.sleep(0)
     caplog.clear()
     stopping = asyncio.create_task(container.__aexit__(None, None, None))

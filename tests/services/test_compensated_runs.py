@@ -551,3 +551,32 @@ async def test_a_recorded_tool_is_undone_although_another_call_ends_the_run_at_o
         with pytest.raises(UsageLimitExceededError):
             await second.get(Limited).ask("r", "q")
     assert bank.undone == [("room", 1)]
+
+
+async def test_a_run_that_fails_after_a_crash_while_it_undid_its_tools_leaves_its_whole_turn() -> None:
+    @register_ai_service(tools=Bank, compensate_on_failure=True, durable=True)
+    class Teller(Protocol):
+        async def chat(self, room: MemoryId[str], run: RunId, text: str) -> str: ...
+
+    def program(*replies: Any) -> Container:
+        made = Container(models={"default": ScriptedChatModel(replies)}, take_over_runs=False).register(Teller)
+        made.register_instance(conversations, as_type=ChatMemoryStore).register_instance(store, as_type=RunStore)
+        return made.register_instance(bank)
+
+    store, conversations, bank = Kept(), InMemoryChatMemoryStore(), Bank()
+    store.dies_on = "0.0"  # the result of the compensation
+    async with program(CREDIT, OSError("away")) as here:
+        with pytest.raises(RunStoreError, match="the process died"):
+            await here.get(Teller).chat("r", "run", "pay")
+    store.dies_on = None
+    async with program() as there:
+        with pytest.raises(Exception, match="away"):
+            await there.runs.resume("run", {})
+        kept = await there.conversations.of(Teller, "r").history()
+
+    assert [(each.state, type(each.message).__name__) for each in kept] == [
+        ("failed", "UserMessage"),
+        ("failed", "AiMessage"),
+        ("failed", "ToolExecutionResultMessage"),
+    ]
+    assert "rolled back" in str(kept[-1].message)

@@ -94,6 +94,7 @@ class ContainerHost(ServiceHosting[ModelBeans]):
         self.models = ModelBeans(NamedModels(models, settings), self, overridden)
         self.pools = ConnectionPools()
         self._executors = dict(executors or {})
+        self.running.stop_timeout = settings.stop_timeout
         self.running_loop: asyncio.AbstractEventLoop | None = None
         self._forked = ""
         self._observers: EventObservers | None = None

@@ -44,9 +44,6 @@ from .stored_forms import StoredExecution, fields_from_dict, fields_to_dict
 
 logger = logging.getLogger("toolbox.services")
 
-_LONGEST_UNDOING = 10.0
-"""Seconds that a call waits for its compensations after it was cancelled."""
-
 
 # --- reading compensations
 
@@ -484,7 +481,7 @@ async def _await_to_its_end(work: Coroutine[Any, Any, None], invocation: Invocat
         await asyncio.wait([task])
 
     try:
-        await finish_before_cancellation(wait(), undo_failed_round, _LONGEST_UNDOING)
+        await finish_before_cancellation(wait(), undo_failed_round, invocation.host.running.stop_timeout)
     except asyncio.CancelledError:
         task.add_done_callback(log_error)  # nobody else sees it
         raise

@@ -25,9 +25,13 @@ class Closable(Protocol):
 
 
 class Running:
-    """Tracks the tasks of invocations, and the streams that wait for their readers."""
+    """Tracks the tasks of invocations, and the streams that wait for their readers.
+
+    `stop_timeout` are the seconds that a call waits for its compensations after it was cancelled.
+    """
 
     def __init__(self) -> None:
+        self.stop_timeout = 10.0
         self._tasks: dict[int, tuple[str, asyncio.Task[object] | None]] = {}
         self._undoing: set[asyncio.Task[object] | None] = set()
         self._streams: dict[int, tuple[str, weakref.ref[Closable], asyncio.Task[None]]] = {}

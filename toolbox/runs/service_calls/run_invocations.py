@@ -10,17 +10,18 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from ...chat import ChatResponse, PendingCall, RunSuspended, ToolExecutionRequest
+from ...chat import ChatResponse, PendingCall, RunSuspended, ToolExecution, ToolExecutionRequest
 from ...errors import EndsInvocation, RunIncompatibleError
 from ...limits import UsageLimits, remaining
 from ...safe_text import printable
 from ...service_names import stored_name
 from ...services.invocation import Invocation, Perform
 from ...services.loop import CallModel, Finish, ModelReplied, RunTool, ToolSuspended
+from ...services.outputs import ANSWER_TOOL
 from ...services.plans import MethodPlan
 from ...services.recording_needs import FAILURE, HANDOVER, EffectForm, StoredInvocation, ToldMessage, TurnWrite
 from ...services.state import PendingToolCall, State
@@ -28,8 +29,9 @@ from ...services.stored_forms import usage_from_dict, usage_to_dict
 from ...services.usage_layers import take_back_usage
 from ...settings import settings_key
 from ...store_clock import clock_of
+from ...tools.failures import message_of
 from ...tools.results import Encoded, EncodedInFull
-from ...tools.tool_calls import Tool, ToolCall, ToolStep
+from ...tools.tool_calls import Tool, ToolCall, ToolOutcome, ToolStep
 from ..documents import VERSION, OuterCall, WaitingCall, next_expiry, with_expiries
 from ..effects import effect
 from ..event_log import event_to_json
@@ -53,8 +55,10 @@ from ..runs_host import RunsHost
 from ..store import StoredRecord
 from .call_documents import describe_call, with_message
 from .record_contents import (
+    has_run_in,
     reply_from_dict,
     reply_to_json,
+    result_from_dict,
     snapshot_to_json,
     state_from_dict,
 )
@@ -295,14 +299,53 @@ class ServiceCall:
                 session.forget(RecordKey(path, "r", place.next_reply))  # the model is asked again
                 place.written = before
             failed = session.recorded(RecordKey(path, "failed"))
+            state = self._with_answered(path, state)
             return StoredInvocation(
-                state=self._with_answered(path, state),
+                # Nothing runs again after a failure, so nothing reads the last round, which its turn has too.
+                state=state if failed is None else self.with_recorded_round(path, state),
                 remaining=left,
                 notes=notes,
                 usage=None if usage is None else usage_from_dict(usage),
                 inner_replies=self._replies_within(path),
                 failure=None if failed is None else FAILURE.read(session.read_record(failed)),
             )
+
+    def with_recorded_round(self, path: str, state: State) -> State:
+        """Return a restored state with the last reply, and the results of its calls that are recorded."""
+        session = self.session
+        reply = session.recorded(RecordKey(path, "r", self.at(path).next_reply))
+        with session.reading():
+            if reply is not None:
+                response = reply_from_dict(session.read_record(reply)).response
+                requests = response.ai_message.tool_execution_requests
+                usage = response.token_usage
+                if usage is not None and state.token_usage is not None:
+                    usage = state.token_usage + usage
+                state = state.changed(
+                    messages=(*state.messages, response.ai_message),
+                    pending=tuple(
+                        PendingToolCall(each) for each in requests if state.mode != "tool" or each.name != ANSWER_TOOL
+                    ),
+                    token_usage=usage or state.token_usage,
+                )
+            return state.changed(pending=tuple(self._with_results(path, state)))
+
+    def _with_results(self, path: str, state: State) -> Iterator[PendingToolCall]:
+        """Yield the calls of the current round, with the results that are recorded."""
+        for index, each in enumerate(state.pending):
+            place = place_below(path, state.position_of(index))
+            if each.outcome is not None or not self.session.has_result(place):
+                yield each
+                continue
+            written = self.session.facts_of(self.tools.last_result(place))
+            result = result_from_dict(written)
+            is_error = isinstance(result, Exception) or result.is_error
+            text = message_of(result) if isinstance(result, Exception) else result.text
+            execution = ToolExecution(each.request, text, None, is_error, datetime.now(UTC), 0.0)
+            outcome = ToolOutcome(execution, ran=has_run_in(written))
+            if not isinstance(result, Exception):
+                outcome.contents = tuple(result.contents)
+            yield replace(each, status="finished", outcome=outcome)
 
     def _led_to_failure(self, path: str, state: State) -> bool:
         """Return True if the run failed with the recorded reply to this state, and no call of it has begun.
