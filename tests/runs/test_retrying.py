@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from copy import deepcopy
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,7 +24,9 @@ from toolbox import (
     ModelRefusedError,
     OAuthError,
     Result,
+    TokenUsage,
     ToolAbort,
+    ToolExecutionRequest,
     compensate_for,
     produces,
     register_ai_service,
@@ -31,6 +34,7 @@ from toolbox import (
     tool,
 )
 from toolbox.guardrails import OutputGuardrail, OutputGuardrailError, OutputGuardrailRequest, output_guardrails
+from toolbox.limits import UsageLimitExceededError, usage_limits
 from toolbox.runs import (
     InMemoryRunStore,
     Retries,
@@ -55,6 +59,7 @@ from .replies import asks, ran, says
 
 pytestmark = pytest.mark.anyio
 
+USAGE = TokenUsage(10, 1)
 DOWN = ModelConnectionError("the model server is down")
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 
@@ -133,6 +138,9 @@ class Clerk(Protocol):
 
     @output_guardrails(Refusing)
     async def judged(self, text: str) -> str: ...
+
+    @output_guardrails(Refusing)
+    async def judged_with_result(self, text: str) -> Result[str]: ...
 
 
 @register_ai_service
@@ -288,6 +296,62 @@ async def test_a_reply_that_was_asked_for_again_is_recorded_like_the_first(start
     assert ran == [1, 2]
     call = ["AiMessage", "ToolExecutionResultMessage"]
     assert roles[0] == roles[1] == ["UserMessage", *call, *call]
+
+
+async def test_a_reply_that_is_asked_for_again_was_paid(start: Start) -> None:
+    def paid(reply: Any) -> ChatResponse:
+        return replace(asks(reply) if isinstance(reply, ToolExecutionRequest) else says(reply), token_usage=USAGE)
+
+    here = await start(paid(tool_call("step", {"n": 1})), paid("bad"), paid("good"), paid("good"))
+    with usage_limits(total_tokens=2 * USAGE.total_tokens):
+        limited = await fail(here, Clerk.judged_with_result, "hi")
+    with pytest.raises(UsageLimitExceededError):
+        await here.runs.retry(limited.id)
+
+
+async def test_all_replies_of_a_retried_run_are_in_its_usage(start: Start) -> None:
+    replies = [replace(says(each), token_usage=USAGE) for each in ("bad", "bad", "good")]
+    here = await start(*replies)
+    failed = await fail(here, Clerk.judged_with_result, "hi")
+    with pytest.raises(OutputGuardrailError):
+        await here.runs.retry(failed.id)
+
+    assert (await here.runs.retry(failed.id)).token_usage == TokenUsage(30, 3)
+
+
+class Fragile(Kept):
+    """Fails when a run is about to complete, once."""
+
+    fails = True
+
+    async def append(
+        self, run_id: str, generation: int, records: Any, changes: RunChanges | None = None, events: Any = ()
+    ) -> int:
+        if self.fails and changes is not None and changes.status == "completed":
+            self.fails = False
+            raise BrokenError
+        return await super().append(run_id, generation, records, changes, events)
+
+
+async def test_a_reply_that_came_when_it_was_asked_for_again_is_not_asked_for_a_third_time() -> None:
+    model = ScriptedChatModel(["no number", '{"number": 7}'])
+    container = Container(models={"default": model}).register(Clerk).register_instance(Fragile(), RunStore)
+    async with container as here:
+        failed = await fail(here, Clerk.count, "hi")
+        with pytest.raises(RunStoreError):
+            await here.runs.retry(failed.id)
+
+        await skip_time(here, MINUTE)
+        assert (await here.runs.resume(failed.id, {})).content == Answer(number=7)
+
+
+async def test_a_reply_that_led_to_a_failure_is_asked_for_until_there_is_another(start: Start) -> None:
+    here = await start("no number", DOWN, '{"number": 7}')
+    failed = await fail(here, Clerk.count, "hi")
+    with pytest.raises(ModelConnectionError):
+        await here.runs.retry(failed.id)
+
+    assert (await here.runs.retry(failed.id)).content == Answer(number=7)
 
 
 async def test_an_answer_that_a_guardrail_refused_is_asked_for_again(start: Start) -> None:

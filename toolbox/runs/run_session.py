@@ -72,6 +72,7 @@ class RunSession:
     run goes on after a failure. `unstored` are the results that are stored if the run is suspended. `is_without_user`
     is that of `PreparedRun`. `last_events` are written with the end of the run and its turn. `without_turn` returns
     what an end without a turn writes into the conversation. `ended` is the status with which the run has ended.
+    `trace` has the headers of the span in which this process has first asked a model.
     """
 
     def __init__(self, run_id: str | None = None) -> None:
@@ -88,6 +89,7 @@ class RunSession:
         self.stop: Callable[[str | None], None] = lambda by: None
         self.has_left = self.has_new_records = self.is_without_user = self.has_failed_before = False
         self.ended: RunStatus | None = None
+        self.trace: Mapping[str, str] = {}
         self.unstored: dict[str, StoredRecord] = {}
         self._messages: int | None = None  # how many the run has, by its last write; None if that is not known
         self._store: RunStore | None = None
@@ -288,6 +290,11 @@ class RunSession:
         self._forgotten.add(key)
         if key in self._counted:
             self._counted.remove(key)
+
+    @property
+    def lacks_reply(self) -> bool:
+        """True if the model was to be asked again for a reply that was forgotten, and has given none."""
+        return any(key.fact == "r" for key in self._forgotten)
 
     @property
     def suspensions(self) -> int:
@@ -492,7 +499,7 @@ class RunSession:
         await self.leave_conversation()  # the next try says something else
         await self.flush_events()
         document = self._note_stored_beans(self.document).changed(failures=self.document.failures + 1, **facts)
-        document = self.with_noted(document)
+        document = self._with_trace(self.with_noted(document))
         with self.using_store() as store:
             next_at = await store.now() + wait
             changes = RunChanges(document=document.to_json(), owner=None, next_at=next_at)
@@ -509,12 +516,16 @@ class RunSession:
         self.leave()
         await self.flush_events()
         document = self.with_noted(self._note_stored_beans(self.document).changed(waiting=(), **facts))
+        document = self._with_trace(document)  # for `runs.retry`
         changes = RunChanges(status=status, document=document.to_json())
         events = self.last_events if self.has_turn else ()
         if not self.has_turn and self.without_turn is not None:
             self.take_turn(self.without_turn(status))
         await self._append([], changes, events)
         self.has_left, self.ended = True, status
+
+    def _with_trace(self, document: RunDocument) -> RunDocument:
+        return document.changed(trace=self.trace) if self.trace else document
 
     async def write_back(self, before: StoredRun) -> None:
         """Let a run end as it had ended before it went on. The lease ends with it."""

@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, TypeVar, cast
 
 from ..chat import ChatResponse, PendingCall, RunSuspended, ToolExecutionRequest, UserMessage
@@ -268,6 +269,7 @@ class ServiceCall:
         state: State | None = None
         before: State | None = None
         left, notes, usage, number, place = None, {}, None, 0, self.at(path)
+        dropped: list[tuple[ChatResponse, str | None]] = []
         with session.reading():
             if snapshots:
                 written = session.read_record(snapshots[max(snapshots)])
@@ -283,26 +285,29 @@ class ServiceCall:
             if state is None:
                 return None
             place.written = state
-            if place.next_reply in replies and self._led_to_failure(path, state):
+            if place.next_reply in replies and self._led_to_failure(path, state, last.get("failures", 0)):
                 session.forget(RecordKey(path, "r", place.next_reply))  # the model is asked again
                 place.written = before
+                dropped.append((reply_from_dict(last).response, state.model))  # it was paid, and counts
+                state = state.with_usage(dropped[0][0].token_usage)
             failed = session.recorded(RecordKey(path, "failed"))
             return StoredInvocation(
                 state=self._with_answered(path, state),
                 remaining=left,
                 notes=notes,
                 usage=None if usage is None else usage_from_dict(usage),
-                inner_replies=self._replies_within(path),
+                inner_replies=chain(dropped, self._replies_within(path)),
                 failure=None if failed is None else FAILURE.read(session.read_record(failed)),
             )
 
-    def _led_to_failure(self, path: str, state: State) -> bool:
+    def _led_to_failure(self, path: str, state: State, failures: int) -> bool:
         """Return True if the run failed with the recorded reply to this state, and no call of it has begun.
 
-        Giving it again would only fail again, so the model is asked again.
+        `failures` is how often the run had failed when the reply was recorded. Giving it again would only fail again,
+        so the model is asked again.
         """
         document = self.session.document
-        if document is None or not document.asks_again:
+        if document is None or not document.asks_again or failures >= document.failures:
             return False
         first = state.position_of(0)
         return not any(
@@ -363,6 +368,7 @@ class ServiceCall:
         async def ask() -> ModelReplied:
             if session.cancels:
                 raise self._make_cancelled_error()
+            session.trace = session.trace or current_trace()
             replied: ModelReplied = await perform(asking, invocation)
             await session.flush_events()  # after a crash, only events since the last reply are produced again
             return replied
@@ -370,7 +376,8 @@ class ServiceCall:
         def write(replied: ModelReplied) -> tuple[str, str]:
             before, place.written = place.written, invocation.state
             unfit = _find_refused_calls(replied, invocation)
-            return "reply", reply_to_json(invocation.state, before, replied, usage, unfit)
+            failures = 0 if session.document is None else session.document.failures
+            return "reply", reply_to_json(invocation.state, before, replied, usage, unfit, failures)
 
         replied = await effect(session, RecordKey(path, "r", number), ask, write=write, read=self._read_reply)
         place.next_reply = number + 1  # after an error, such as a full context, the next request has the same number
@@ -761,7 +768,7 @@ async def execute(
         invocation.before_end = body.refuse_end
     if host.listeners is not None:
         # An owner that died before its first effect has started nothing. It may have chosen the model.
-        has_begun = session.has_begun or document.answers or document.cancels
+        has_begun = session.has_begun or document.failures or document.history or document.cancels
         event = RunResumedEvent if has_begun else RunStartedEvent
         host.listeners.tell(event(invocation.context, session.id, document.trace))
     if send is None:
