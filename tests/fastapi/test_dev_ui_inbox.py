@@ -143,9 +143,7 @@ def test_a_run_can_be_cancelled(client: TestClient) -> None:
     assert client.get("/dev-ui/api/runs").json()[0]["status"] == "cancelled"
 
 
-def test_a_run_that_waits_is_listed_however_many_are_newer(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_waits_is_listed_however_many_are_newer(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routes, "MAX_RUNS", 1)
     waiting, newer = suspended(client), suspended(client)
     client.post("/dev-ui/api/runs", json={"run_id": newer, "cancel": True})

@@ -92,6 +92,10 @@ class Work:
 
     @tool
     async def give_up(self) -> str:
+        ran.append("give_up")
+        if Work.failures:
+            Work.failures -= 1
+            return "went on"
         raise ToolAbort("not today")
 
     @tool
@@ -257,6 +261,30 @@ async def test_a_tool_whose_error_ended_the_run_runs_again(start: Start) -> None
     assert [each.result for each in result.tool_executions] == ["step 1", "worked"]
 
 
+async def test_a_tool_that_aborted_the_run_runs_again(start: Start) -> None:
+    here = await start(tool_call("give_up"), "done")
+    failed = await fail(here, Clerk.ask, "hi")
+    Work.failures = 1
+
+    assert (await here.runs.retry(failed.id)).content == "done"
+    assert ran == ["give_up", "give_up"]
+
+
+async def test_a_tool_that_aborted_does_not_run_again_after_a_crash() -> None:
+    model = ScriptedChatModel([tool_call("give_up"), "done"])
+    container = Container(models={"default": model}).register(Clerk).register_instance(Fragile("failed"), RunStore)
+    async with container as here:
+        run = await here.runs.start(Clerk.ask, "hi")
+        async with asyncio.timeout(60):
+            while "give_up" not in ran:  # noqa: ASYNC110 - the store has no event
+                await asyncio.sleep(0.01)
+        await skip_time(here, MINUTE)
+
+        result = await here.runs.result(run, timeout=60)
+    assert "unknown" in result.tool_executions[0].result
+    assert ran == ["give_up"]
+
+
 async def test_a_service_whose_error_ended_the_run_goes_on_from_its_own_records(start: Start) -> None:
     replies = [tool_call("delegate", {"wish": "x"}), tool_call("step", {"n": 1}), DOWN, "helped", "done"]
     here = await start(*replies)
@@ -320,22 +348,24 @@ async def test_all_replies_of_a_retried_run_are_in_its_usage(start: Start) -> No
 
 
 class Fragile(Kept):
-    """Fails when a run is about to complete, once."""
+    """Fails when a run is about to end with a status, once."""
 
-    fails = True
+    def __init__(self, status: str) -> None:
+        super().__init__()
+        self.fails_at: str | None = status
 
     async def append(
         self, run_id: str, generation: int, records: Any, changes: RunChanges | None = None, events: Any = ()
     ) -> int:
-        if self.fails and changes is not None and changes.status == "completed":
-            self.fails = False
+        if changes is not None and changes.status is not None and changes.status == self.fails_at:
+            self.fails_at = None
             raise BrokenError
         return await super().append(run_id, generation, records, changes, events)
 
 
 async def test_a_reply_that_came_when_it_was_asked_for_again_is_not_asked_for_a_third_time() -> None:
     model = ScriptedChatModel(["no number", '{"number": 7}'])
-    container = Container(models={"default": model}).register(Clerk).register_instance(Fragile(), RunStore)
+    container = Container(models={"default": model}).register(Clerk).register_instance(Fragile("completed"), RunStore)
     async with container as here:
         failed = await fail(here, Clerk.count, "hi")
         with pytest.raises(RunStoreError):

@@ -376,8 +376,7 @@ class ServiceCall:
         def write(replied: ModelReplied) -> tuple[str, str]:
             before, place.written = place.written, invocation.state
             unfit = _find_refused_calls(replied, invocation)
-            failures = 0 if session.document is None else session.document.failures
-            return "reply", reply_to_json(invocation.state, before, replied, usage, unfit, failures)
+            return "reply", reply_to_json(invocation.state, before, replied, usage, unfit, session.failures)
 
         replied = await effect(session, RecordKey(path, "r", number), ask, write=write, read=self._read_reply)
         place.next_reply = number + 1  # after an error, such as a full context, the next request has the same number
@@ -412,7 +411,7 @@ class ServiceCall:
             tools = {name: tool, **tools}
         environment = replace(environment, context=context, tools=tools, listeners=listeners)
         performing = perform(replace(running, environment=environment), invocation)
-        if self.session.has_failed_before and self.tools.next_record(path) == "result" and not self.session.cancels:
+        if self.session.failures and self.tools.next_record(path) == "result" and not self.session.cancels:
             return self._give_or_run_again(performing, running, invocation, perform)
         return performing
 
