@@ -346,7 +346,7 @@ class ToldEvent(InvocationEvent):
 class RunResumedEvent(InvocationEvent):
     """A stored run continues. A `ServiceStartedEvent` of its method follows.
 
-    `trace` has the headers of the span in which the run was suspended; after a crash, of an earlier one.
+    `trace` has the headers of the span in which the run was suspended or has failed; after a crash, of an earlier one.
     """
 
     run_id: str

@@ -23,6 +23,7 @@ from toolbox import (
 from toolbox.security import SecurityIdentity
 from toolbox.testing import ScriptedChatModel, tool_call
 from toolbox_fastapi import DevUi, install
+from toolbox_fastapi.dev_ui import routes
 
 
 class Orders:
@@ -140,6 +141,14 @@ def test_a_run_can_be_cancelled(client: TestClient) -> None:
 
     assert reply.json() == {"status": "cancelled"}
     assert client.get("/dev-ui/api/runs").json()[0]["status"] == "cancelled"
+
+
+def test_a_run_that_waits_is_listed_however_many_are_newer(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "MAX_RUNS", 1)
+    waiting, newer = suspended(client), suspended(client)
+    client.post("/dev-ui/api/runs", json={"run_id": newer, "cancel": True})
+
+    assert [each["id"] for each in client.get("/dev-ui/api/runs").json()] == [waiting, newer]
 
 
 def test_the_history_names_who_cancelled(client: TestClient) -> None:

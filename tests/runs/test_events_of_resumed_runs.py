@@ -6,7 +6,16 @@ from typing import Protocol
 
 import pytest
 
-from toolbox import ChatRequest, EventListener, InvocationContext, InvocationEvent, register_ai_service, tool
+from toolbox import (
+    ChatRequest,
+    EventListener,
+    InvocationContext,
+    InvocationEvent,
+    ModelConnectionError,
+    RunFailedError,
+    register_ai_service,
+    tool,
+)
 from toolbox.errors import RunStoreError
 from toolbox.events import (
     RunAnsweredEvent,
@@ -132,6 +141,29 @@ async def test_spans_of_a_suspended_call_end_and_name_the_run(caplog: pytest.Log
     assert [
         each for each in logged if each in ("tool_suspended", "service_suspended", "run_answered", "run_resumed")
     ] == ["tool_suspended", "service_suspended", "run_answered", "run_resumed"]
+
+
+async def test_the_span_of_a_retried_run_is_linked_to_the_one_that_failed() -> None:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    from toolbox.otel import OpenTelemetryListener
+
+    spans, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    made = container(ModelConnectionError("away"), says("done"))
+    async with made.register_instance(OpenTelemetryListener(provider), EventListener) as here:
+        run = await here.runs.start(here.get(Desk).chat, "room", "refund")
+        with pytest.raises(RunFailedError):
+            await here.runs.result(run)
+        await here.runs.retry(run.id)
+
+    failed, retried = (each for each in spans.get_finished_spans() if each.name == "invoke_agent Desk")
+    assert failed.context is not None
+    assert [link.context.span_id for link in retried.links] == [failed.context.span_id]
+    assert retried.attributes is not None
+    assert retried.attributes["toolbox.run.resumed"] is True
 
 
 class Nowhere(RunEngine):

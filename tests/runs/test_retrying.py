@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from copy import deepcopy
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,7 +24,9 @@ from toolbox import (
     ModelRefusedError,
     OAuthError,
     Result,
+    TokenUsage,
     ToolAbort,
+    ToolExecutionRequest,
     compensate_for,
     produces,
     register_ai_service,
@@ -31,6 +34,7 @@ from toolbox import (
     tool,
 )
 from toolbox.guardrails import OutputGuardrail, OutputGuardrailError, OutputGuardrailRequest, output_guardrails
+from toolbox.limits import UsageLimitExceededError, usage_limits
 from toolbox.runs import (
     InMemoryRunStore,
     Retries,
@@ -55,6 +59,7 @@ from .replies import asks, ran, says
 
 pytestmark = pytest.mark.anyio
 
+USAGE = TokenUsage(10, 1)
 DOWN = ModelConnectionError("the model server is down")
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 
@@ -87,6 +92,10 @@ class Work:
 
     @tool
     async def give_up(self) -> str:
+        ran.append("give_up")
+        if Work.failures:
+            Work.failures -= 1
+            return "went on"
         raise ToolAbort("not today")
 
     @tool
@@ -133,6 +142,9 @@ class Clerk(Protocol):
 
     @output_guardrails(Refusing)
     async def judged(self, text: str) -> str: ...
+
+    @output_guardrails(Refusing)
+    async def judged_with_result(self, text: str) -> Result[str]: ...
 
 
 @register_ai_service
@@ -249,6 +261,30 @@ async def test_a_tool_whose_error_ended_the_run_runs_again(start: Start) -> None
     assert [each.result for each in result.tool_executions] == ["step 1", "worked"]
 
 
+async def test_a_tool_that_aborted_the_run_runs_again(start: Start) -> None:
+    here = await start(tool_call("give_up"), "done")
+    failed = await fail(here, Clerk.ask, "hi")
+    Work.failures = 1
+
+    assert (await here.runs.retry(failed.id)).content == "done"
+    assert ran == ["give_up", "give_up"]
+
+
+async def test_a_tool_that_aborted_does_not_run_again_after_a_crash() -> None:
+    model = ScriptedChatModel([tool_call("give_up"), "done"])
+    container = Container(models={"default": model}).register(Clerk).register_instance(Fragile("failed"), RunStore)
+    async with container as here:
+        run = await here.runs.start(Clerk.ask, "hi")
+        async with asyncio.timeout(60):
+            while "give_up" not in ran:  # noqa: ASYNC110 - the store has no event
+                await asyncio.sleep(0.01)
+        await skip_time(here, MINUTE)
+
+        result = await here.runs.result(run, timeout=60)
+    assert "unknown" in result.tool_executions[0].result
+    assert ran == ["give_up"]
+
+
 async def test_a_service_whose_error_ended_the_run_goes_on_from_its_own_records(start: Start) -> None:
     replies = [tool_call("delegate", {"wish": "x"}), tool_call("step", {"n": 1}), DOWN, "helped", "done"]
     here = await start(*replies)
@@ -288,6 +324,64 @@ async def test_a_reply_that_was_asked_for_again_is_recorded_like_the_first(start
     assert ran == [1, 2]
     call = ["AiMessage", "ToolExecutionResultMessage"]
     assert roles[0] == roles[1] == ["UserMessage", *call, *call]
+
+
+async def test_a_reply_that_is_asked_for_again_was_paid(start: Start) -> None:
+    def paid(reply: Any) -> ChatResponse:
+        return replace(asks(reply) if isinstance(reply, ToolExecutionRequest) else says(reply), token_usage=USAGE)
+
+    here = await start(paid(tool_call("step", {"n": 1})), paid("bad"), paid("good"), paid("good"))
+    with usage_limits(total_tokens=2 * USAGE.total_tokens):
+        limited = await fail(here, Clerk.judged_with_result, "hi")
+    with pytest.raises(UsageLimitExceededError):
+        await here.runs.retry(limited.id)
+
+
+async def test_all_replies_of_a_retried_run_are_in_its_usage(start: Start) -> None:
+    replies = [replace(says(each), token_usage=USAGE) for each in ("bad", "bad", "good")]
+    here = await start(*replies)
+    failed = await fail(here, Clerk.judged_with_result, "hi")
+    with pytest.raises(OutputGuardrailError):
+        await here.runs.retry(failed.id)
+
+    assert (await here.runs.retry(failed.id)).token_usage == TokenUsage(30, 3)
+
+
+class Fragile(Kept):
+    """Fails when a run is about to end with a status, once."""
+
+    def __init__(self, status: str) -> None:
+        super().__init__()
+        self.fails_at: str | None = status
+
+    async def append(
+        self, run_id: str, generation: int, records: Any, changes: RunChanges | None = None, events: Any = ()
+    ) -> int:
+        if changes is not None and changes.status is not None and changes.status == self.fails_at:
+            self.fails_at = None
+            raise BrokenError
+        return await super().append(run_id, generation, records, changes, events)
+
+
+async def test_a_reply_that_came_when_it_was_asked_for_again_is_not_asked_for_a_third_time() -> None:
+    model = ScriptedChatModel(["no number", '{"number": 7}'])
+    container = Container(models={"default": model}).register(Clerk).register_instance(Fragile("completed"), RunStore)
+    async with container as here:
+        failed = await fail(here, Clerk.count, "hi")
+        with pytest.raises(RunStoreError):
+            await here.runs.retry(failed.id)
+
+        await skip_time(here, MINUTE)
+        assert (await here.runs.resume(failed.id, {})).content == Answer(number=7)
+
+
+async def test_a_reply_that_led_to_a_failure_is_asked_for_until_there_is_another(start: Start) -> None:
+    here = await start("no number", DOWN, '{"number": 7}')
+    failed = await fail(here, Clerk.count, "hi")
+    with pytest.raises(ModelConnectionError):
+        await here.runs.retry(failed.id)
+
+    assert (await here.runs.retry(failed.id)).content == Answer(number=7)
 
 
 async def test_an_answer_that_a_guardrail_refused_is_asked_for_again(start: Start) -> None:

@@ -220,7 +220,7 @@ class RunDocument:
     - `limits`: what the limits around the call that started the run left for it; they are the run's own.
     - `memory_id`: the conversation's id as text.
     - `details`: of the `Result` of a completed run, if its method returns one. See `write_details`.
-    - `trace`: the headers of the span in which the run was created or suspended last, such as `traceparent`.
+    - `trace`: the headers of the span in which the run was created, suspended or ended last, such as `traceparent`.
     - `is_reduced`: the run has ended, and its store keeps only the outcome: see `reduced_document`.
     - `identity_attributes`: those of the identity that `run_identity=` names. They stay where the others are left out.
       None in runs of earlier releases.

@@ -87,9 +87,9 @@ async def effect(
             return read(committed)
         if isinstance(error, Exception):
             written = write_error(error)
-            if written is None and has_start and session.lacks_token(error):
+            if written is None and has_start and (end := session.end_without_result(error)) is not None:
                 # Else the next owner could not know that the effect has ended, and would not run it again.
-                await _write_start(session, key.place, {"atomic": True, "ended": True})
+                await _write_start(session, key.place, {"atomic": True, "ended": True, **end})
             await _record(session, key, written)
         raise
     if session.keeps(key) and (transaction is None or not transaction.is_written):
@@ -114,8 +114,10 @@ def _open_starts(session: RunSession, place: str) -> list[Recorded]:
     """Return the starts of an effect of which nobody knows how they ended."""
     starts: list[Recorded] = []
     for each in session.numbered(place, "start").values():
-        if session.facts_of(each).get("ended", False):
-            del starts[-1:]
+        facts = session.facts_of(each)
+        if facts.get("ended", False):
+            if facts.get("failures", -1) < session.failures:
+                del starts[-1:]
         else:
             starts.append(each)
     return starts

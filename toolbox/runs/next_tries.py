@@ -73,7 +73,8 @@ def were_tools_undone(session: RunSession) -> bool:
     )
 
 
-def describe_failure(error: Exception) -> dict[str, Any]:
+def describe_failure(error: Exception, session: RunSession) -> dict[str, Any]:
     """Return what the document of a run says about the error with which it has failed."""
     name = type_name_of(error)
-    return {"error_type": name, "error_text": message_of(error), "asks_again": name in _CAUSED_BY_REPLY}
+    asks_again = name in _CAUSED_BY_REPLY or session.lacks_reply
+    return {"error_type": name, "error_text": message_of(error), "asks_again": asks_again}

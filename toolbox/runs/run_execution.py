@@ -395,7 +395,7 @@ class RunExecution:
                 logger.error("run %s was cancelled, but not all its tools are undone", session.id, exc_info=error)
             await session.write_end("cancelled", cancels=False)
             raise RunCancelledError(session.id, document.reason) from None
-        facts = describe_failure(error)
+        facts = describe_failure(error, session)
         wait = wait_before_next_try(error, body.wait_after, session)
         if wait is None:
             await session.write_end("failed", **facts)

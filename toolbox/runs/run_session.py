@@ -30,6 +30,7 @@ from ..errors import (
 from ..safe_text import describe_store_error, error_of_database
 from ..security import UnauthenticatedError
 from ..services.recording_needs import FindApprovals, ToldMessage, TurnWrite
+from ..tools.tool_calls import ToolSuspension
 from .documents import GivenAnswer, RunDocument, next_expiry, read_stored_json, told_from_json
 from .places import BEFORE_THE_FIRST_REQUEST, RecordedFact, RecordKey, is_attempt_of
 from .run_answers import HistoryEntry
@@ -68,10 +69,11 @@ class RunSession:
     has such beans. `find_approvals` reads what that conversation remembers. `leave` is called before the write that
     suspends or ends the stored run, and `has_left` is True after it: it has also ended the lease. `is_wished` returns
     True once somebody's wish to cancel the run was granted, and `stop` is the wish of one who stops its conversation.
-    `has_new_records` is True after the first record that this process has written. `has_failed_before` is True if the
-    run goes on after a failure. `unstored` are the results that are stored if the run is suspended. `is_without_user`
-    is that of `PreparedRun`. `last_events` are written with the end of the run and its turn. `without_turn` returns
-    what an end without a turn writes into the conversation. `ended` is the status with which the run has ended.
+    `has_new_records` is True after the first record that this process has written. `unstored` are the results that are
+    stored if the run is suspended. `is_without_user` is that of `PreparedRun`. `last_events` are written with the end
+    of the run and its turn. `without_turn` returns what an end without a turn writes into the conversation. `ended` is
+    the status with which the run has ended.
+    `trace` has the headers of the span in which this process has first asked a model.
     """
 
     def __init__(self, run_id: str | None = None) -> None:
@@ -86,8 +88,9 @@ class RunSession:
         self.leave: Callable[[], None] = lambda: None
         self.is_wished: Callable[[], bool] = lambda: False
         self.stop: Callable[[str | None], None] = lambda by: None
-        self.has_left = self.has_new_records = self.is_without_user = self.has_failed_before = False
+        self.has_left = self.has_new_records = self.is_without_user = False
         self.ended: RunStatus | None = None
+        self.trace: Mapping[str, str] = {}
         self.unstored: dict[str, StoredRecord] = {}
         self._messages: int | None = None  # how many the run has, by its last write; None if that is not known
         self._store: RunStore | None = None
@@ -108,7 +111,6 @@ class RunSession:
         """Return the session of a stored run that this process owns."""
         session = cls(stored.id)
         session._store, session.generation, session.document = store, stored.generation, document
-        session.has_failed_before = document.failures > 0
         with session.reading():
             for each in records:
                 session.add_record(each)
@@ -139,10 +141,20 @@ class RunSession:
         lacks_token = isinstance(error, UnauthenticatedError) and error.lacks_token
         return lacks_token and is_continued and not self.cancels
 
-    def lacks_token(self, error: BaseException) -> bool:
-        """Return True if a call has ended because it got no token; if the run goes on, the call runs again."""
+    def end_without_result(self, error: Exception) -> Mapping[str, Any] | None:
+        """Return what to record of a call that ends with this error, and no result; None if its outcome is unknown.
+
+        The call runs again if there was no token for it, and else only in a run that goes on after it has failed.
+        """
+        if self.cancels or isinstance(error, ToolSuspension) or leaves_run_unchanged(error, self.id):
+            return None
         is_missing = isinstance(error, UnauthenticatedError) and error.lacks_token
-        return (is_missing or isinstance(error, OAuthError)) and not self.cancels
+        return {} if is_missing or isinstance(error, OAuthError) else {"failures": self.failures}
+
+    @property
+    def failures(self) -> int:
+        """How often the run had failed before this process continued it."""
+        return 0 if self.document is None else self.document.failures
 
     def stays_after(self, error: BaseException) -> bool:
         """Return True for an error after which the run stays as it is, so that it can be continued."""
@@ -288,6 +300,11 @@ class RunSession:
         self._forgotten.add(key)
         if key in self._counted:
             self._counted.remove(key)
+
+    @property
+    def lacks_reply(self) -> bool:
+        """True if the model was to be asked again for a reply that was forgotten, and has given none."""
+        return any(key.fact == "r" for key in self._forgotten)
 
     @property
     def suspensions(self) -> int:
@@ -486,7 +503,7 @@ class RunSession:
         await self.leave_conversation()  # the next try says something else
         await self.flush_events()
         document = self._note_stored_beans(self.document).changed(failures=self.document.failures + 1, **facts)
-        document = self.with_noted(document)
+        document = self._with_trace(self.with_noted(document))
         with self.using_store() as store:
             next_at = await store.now() + wait
             changes = RunChanges(document=document.to_json(), owner=None, next_at=next_at)
@@ -503,12 +520,16 @@ class RunSession:
         self.leave()
         await self.flush_events()
         document = self.with_noted(self._note_stored_beans(self.document).changed(waiting=(), **facts))
+        document = self._with_trace(document)  # for `runs.retry`
         changes = RunChanges(status=status, document=document.to_json())
         events = self.last_events if self.has_turn else ()
         if not self.has_turn and self.without_turn is not None:
             self.take_turn(self.without_turn(status))
         await self._append([], changes, events)
         self.has_left, self.ended = True, status
+
+    def _with_trace(self, document: RunDocument) -> RunDocument:
+        return document.changed(trace=self.trace) if self.trace else document
 
     async def write_back(self, before: StoredRun) -> None:
         """Let a run end as it had ended before it went on. The lease ends with it."""

@@ -331,6 +331,12 @@ class State:
             return total
         return TokenUsage(**{name: getattr(total, name) - getattr(noted, name) for name in TokenUsage.__slots__})
 
+    def with_usage(self, usage: TokenUsage | None) -> State:
+        """Return the state with the tokens of one more request."""
+        if usage is None:
+            return self
+        return self.changed(token_usage=usage if self.token_usage is None else self.token_usage + usage)
+
     def with_summary_usage(self, usage: TokenUsage | None) -> State:
         """Return the state with the tokens of a request for a summary, which are stored with the conversation."""
         if usage is None:

@@ -334,8 +334,11 @@ class DevUiApplication:
         return sse(_make_events(ask(self._container, method, arguments)))
 
     async def _list_runs(self, request: Request) -> Response:
-        found = await self._container.runs.list(limit=MAX_RUNS)
-        return Response(as_json([_describe_run(each) for each in found]), media_type="application/json")
+        runs = self._container.runs
+        # Those that wait for a person are listed however many runs are newer.
+        found = [*await runs.list("suspended", limit=MAX_RUNS), *await runs.list(limit=MAX_RUNS)]
+        shown = {each.id: each for each in found}
+        return Response(as_json([_describe_run(each) for each in shown.values()]), media_type="application/json")
 
     async def _answer_run(self, request: Request) -> Response:
         body = await _parse_body(RunAnswersBody, request)

@@ -62,14 +62,18 @@ def reply_to_json(
     replied: ModelReplied,
     usage: Mapping[str, Any] | None = None,
     unfit: Sequence[int] = (),
+    failures: int = 0,
 ) -> str:
     """Write the state before a model's reply, the usage counted before it, and the reply.
 
-    `unfit` are the positions of its calls that the program refused when the reply came.
+    `unfit` are the positions of its calls that the program refused when the reply came; `failures` is how often the run
+    had failed before.
     """
     reply = State(None, (), tuple(replied.aside), response=replied.response, sent=replied.sent).to_json()
     counted = json.dumps(usage)
     about = f'"version":{VERSION},"usage":{counted},"unfit":{json.dumps([*unfit])}'
+    if failures:
+        about = f'{about},"failures":{failures}'
     return f'{{{about},"before":{state_to_json(state, before)},"reply":{reply}}}'
 
 

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import chain
 from typing import Any, TypeVar, cast
 
 from ...chat import ChatResponse, PendingCall, RunSuspended, ToolExecution, ToolExecutionRequest
@@ -280,6 +281,7 @@ class ServiceCall:
         state: State | None = None
         before: State | None = None
         left, notes, usage, number, place = None, {}, None, 0, self.at(path)
+        dropped: list[tuple[ChatResponse, str | None]] = []
         with session.reading():
             if snapshots:
                 written = session.read_record(snapshots[max(snapshots)])
@@ -295,9 +297,11 @@ class ServiceCall:
             if state is None:
                 return None
             place.written = state
-            if place.next_reply in replies and self._led_to_failure(path, state):
+            if place.next_reply in replies and self._led_to_failure(path, state, last.get("failures", 0)):
                 session.forget(RecordKey(path, "r", place.next_reply))  # the model is asked again
                 place.written = before
+                dropped.append((reply_from_dict(last).response, state.model))  # it was paid, and counts
+                state = state.with_usage(dropped[0][0].token_usage)
             failed = session.recorded(RecordKey(path, "failed"))
             state = self._with_answered(path, state)
             return StoredInvocation(
@@ -306,7 +310,7 @@ class ServiceCall:
                 remaining=left,
                 notes=notes,
                 usage=None if usage is None else usage_from_dict(usage),
-                inner_replies=self._replies_within(path),
+                inner_replies=chain(dropped, self._replies_within(path)),
                 failure=None if failed is None else FAILURE.read(session.read_record(failed)),
             )
 
@@ -318,15 +322,11 @@ class ServiceCall:
             if reply is not None:
                 response = reply_from_dict(session.read_record(reply)).response
                 requests = response.ai_message.tool_execution_requests
-                usage = response.token_usage
-                if usage is not None and state.token_usage is not None:
-                    usage = state.token_usage + usage
-                state = state.changed(
+                state = state.with_usage(response.token_usage).changed(
                     messages=(*state.messages, response.ai_message),
                     pending=tuple(
                         PendingToolCall(each) for each in requests if state.mode != "tool" or each.name != ANSWER_TOOL
                     ),
-                    token_usage=usage or state.token_usage,
                 )
             return state.changed(pending=tuple(self._with_results(path, state)))
 
@@ -347,13 +347,16 @@ class ServiceCall:
                 outcome.contents = tuple(result.contents)
             yield replace(each, status="finished", outcome=outcome)
 
-    def _led_to_failure(self, path: str, state: State) -> bool:
+    def _led_to_failure(self, path: str, state: State, failures: int) -> bool:
         """Return True if the run failed with the recorded reply to this state, and no call of it has begun.
 
-        Giving it again would only fail again, so the model is asked again.
+        `failures` is how often the run had failed when the reply was recorded. Giving it again would only fail again,
+        so the model is asked again.
         """
         document = self.session.document
-        return document is not None and document.asks_again and not self._has_begun_after(path, state)
+        if document is None or not document.asks_again or failures >= document.failures:
+            return False
+        return not self._has_begun_after(path, state)
 
     def _has_begun_after(self, path: str, state: State) -> bool:
         """Return True if a call of the recorded reply to this state, or of a later one, has begun."""
@@ -421,6 +424,7 @@ class ServiceCall:
         async def ask() -> ModelReplied:
             if session.cancels:
                 raise self._make_cancelled_error()
+            session.trace = session.trace or current_trace()
             replied: ModelReplied = await perform(asking, invocation)
             await session.flush_events()  # after a crash, only events since the last reply are produced again
             return replied
@@ -428,7 +432,7 @@ class ServiceCall:
         def write(replied: ModelReplied) -> tuple[str, str]:
             before, place.written = place.written, invocation.state
             unfit = _find_refused_calls(replied, invocation)
-            return "reply", reply_to_json(invocation.state, before, replied, usage, unfit)
+            return "reply", reply_to_json(invocation.state, before, replied, usage, unfit, session.failures)
 
         replied = await effect(session, RecordKey(path, "r", number), ask, write=write, read=self._read_reply)
         place.next_reply = number + 1  # after an error, such as a full context, the next request has the same number
@@ -467,7 +471,7 @@ class ServiceCall:
             tools = {name: tool, **tools}
         environment = replace(environment, context=context, tools=tools, listeners=listeners)
         performing = perform(replace(running, environment=environment), invocation)
-        if self.session.has_failed_before and self.tools.next_record(path) == "result" and not self.session.cancels:
+        if self.session.failures and self.tools.next_record(path) == "result" and not self.session.cancels:
             return self._give_or_run_again(performing, running, invocation, perform)
         return performing
 

@@ -143,7 +143,7 @@ class ServiceBody:
             invocation.before_end = body.refuse_end
         if self.host.listeners is not None:
             # An owner that died before its first effect has started nothing. It may have chosen the model.
-            has_begun = session.has_begun or document.answers or document.cancels
+            has_begun = session.has_begun or document.failures or document.history or document.cancels
             event = RunResumedEvent if has_begun else RunStartedEvent
             await self.host.note_caller(invocation.context)
             self.host.listeners.tell(event(invocation.context, session.id, document.trace))
