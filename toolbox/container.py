@@ -39,6 +39,7 @@ from .di.scopes import CallScope, ConversationScope, RequestScope
 from .di.stored_beans import StoredBeans
 from .di.values import DEFAULT, Value
 from .errors import ContainerNotStartedError, IllegalConfigurationError, Problem
+from .execution.markers import is_executor
 from .execution.runners import LoopRunner
 from .execution.threads import FORKED, LoopThread, keep_inherited, register_for_fork
 from .introspection import type_name
@@ -89,7 +90,7 @@ class Container:
     - `take_over_runs`: with False the container does not continue runs whose process is gone, and a `RunEngine` only
       submits.
 
-    Raises `TypeError` if `models` is not a mapping, and for invalid `seeds` and `run_identity`.
+    Raises `TypeError` for arguments of another type.
     """
 
     def __init__(
@@ -104,8 +105,7 @@ class Container:
         run_identity: Iterable[str] = (),
         take_over_runs: bool = True,
     ) -> None:
-        if models is not None and not isinstance(models, Mapping):
-            raise TypeError(f'models= must map names to models: {{"default": {type(models).__name__}(…)}}')
+        _refuse_invalid(models, executors, tool_errors, settings)
         self.models: dict[str, ChatModel] = dict(models or {})
         self._internals = ContainerInternals(take_over_runs)
         self._internals.program = RegisteredProgram(
@@ -391,6 +391,27 @@ class Container:
             self._internals.program.overrides.remove(override)
             if self._internals.wiring is not None:
                 override.take_back(self._internals.wiring)
+
+
+def _refuse_invalid(models: object, executors: object, tool_errors: object, settings: object) -> None:
+    """Raise `TypeError` for an argument of another type."""
+    if models is not None and not isinstance(models, Mapping):
+        raise TypeError(f'models= must map names to models: {{"default": {type(models).__name__}(…)}}')
+    if executors is not None and not isinstance(executors, Mapping):
+        raise TypeError(f'executors= must map names to executors: {{"reports": {type(executors).__name__}(…)}}')
+    for name, executor in (executors or {}).items():
+        if not is_executor(executor):
+            raise TypeError(f"executors= must map names to executors, but {name!r} is {executor!r}")
+    if tool_errors is not None:
+        from .tools.failures import ToolErrors
+
+        if not isinstance(tool_errors, ToolErrors):
+            raise TypeError(f"tool_errors= must be ToolErrors(…), got {tool_errors!r}")
+    if settings is not None:
+        from .settings import ToolboxSettings
+
+        if not isinstance(settings, ToolboxSettings):
+            raise TypeError(f"settings= must be ToolboxSettings(…), got an instance of {type(settings).__name__}")
 
 
 def internals_of(container: Container) -> ContainerInternals:

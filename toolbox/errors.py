@@ -263,8 +263,8 @@ class StoredBeanError(_WithFacts, FrameworkError):
 class ContainerNotStartedError(_WithFacts, FrameworkError):
     """A container was used before it was started or after it was stopped.
 
-    `.reason` is set in a process that was forked while the container was running: its event loop and beans belong to
-    the parent process.
+    `.reason` is set where a container was started, but cannot be used: in a process that was forked while the container
+    was running, whose event loop and beans belong to the parent process, or while its event loop does not run.
     """
 
     what: str
@@ -272,10 +272,7 @@ class ContainerNotStartedError(_WithFacts, FrameworkError):
 
     def __str__(self) -> str:
         if self.reason:
-            return (
-                f"{self.what}: {self.reason}; start the container in each process, after the fork "
-                "(`with container:` works here and creates new beans)"
-            )
+            return f"{self.what}: {self.reason}"
         return (
             f"{self.what}: the container is not started; use it inside `async with container:` or `with container:` "
             "(in a web application: while its lifespan runs; in tests: inside `with TestClient(app)`, or for httpx's "

@@ -18,7 +18,7 @@ from .di.injection_points import MISSING, InjectionPoint, point_of
 from .di.scopes import RequestScope
 from .di.values import LazyBean, SingleBean, beans_in
 from .errors import AsyncBeanError, IllegalConfigurationError, MissingBeanError, Problem
-from .execution.threads import running_loop
+from .execution.threads import refuse_idle, running_loop
 from .introspection import EMPTY, Parameter, Unresolved, names_around, read_signature, type_name
 from .parameters import InjectMark
 from .security import SecurityIdentity
@@ -179,6 +179,7 @@ def _find_argument(read: InjectedFunction, name: str, scopes: ScopesOfCalls) -> 
         except AsyncBeanError:
             if (loop := scopes.loop) is None or running_loop() is not None:
                 raise
+            refuse_idle(loop, type_name(wanted))
             # As for a tool that is a `def`: the container's loop creates what must be awaited, in this scope.
             asyncio.run_coroutine_threadsafe(scopes.prepare(wanted), loop).result()
             return scopes.get(wanted)

@@ -209,6 +209,7 @@ class RegisteredProgram:
             tools_of_beans,
         )
         from .hosts.ineffective_marks import Use, mark_problems
+        from .services.option_checks import handler_problems
 
         host, registered, problems = self.read()
         graph = registered.graph
@@ -216,6 +217,8 @@ class RegisteredProgram:
         host.models.are_checked, settings_are_read = models, not problems
         problems += registered.unreadable
         read = len(problems)
+        if self._tool_errors is not None:
+            problems += handler_problems("Container(tool_errors=…)", self._tool_errors)
         problems += registered.problems()  # plans the services
         problems += host.registered.settle()
         tools = tools_of_beans(graph)

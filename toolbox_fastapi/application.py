@@ -98,11 +98,13 @@ def install(
     It runs once for each request and each WebSocket, before the endpoint, also for the calls of the dev UI and for
     `mount_mcp`; its exceptions are those of the application. `Inject[SecurityIdentity]` gets the result.
 
-    Raises `TypeError` if `app` is not a FastAPI application, and `IllegalConfigurationError` if it already has a
-    container.
+    Raises `TypeError` if `app` is not a FastAPI application, or `container` is not a `Container`. Raises
+    `IllegalConfigurationError` if the application already has a container.
     """
     if not isinstance(app, FastAPI):
         raise TypeError(f"install(app, container): app must be a FastAPI application, got {type(app).__name__}")
+    if not isinstance(container, Container):
+        raise TypeError(f"install(app, container): container must be a Container, got {type(container).__name__}")
     if app in installed:
         what, fix = "the application already has a container", "call install once, with one container for everything"
         raise IllegalConfigurationError([Problem("install(app, container)", what, fix)])

@@ -1,5 +1,6 @@
 """Start reports all configuration problems together, each with place, fact and fix."""
 
+import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -13,18 +14,24 @@ from starlette.websockets import WebSocket
 
 from toolbox import (
     Container,
+    DemoChatModel,
     IllegalConfigurationError,
     Inject,
     Instance,
     Named,
     Problem,
+    ToolErrors,
     application_scoped,
+    blocking,
     call_scoped,
     dependent,
     on_start,
     produces,
     register_ai_service,
     request_scoped,
+    return_to_model,
+    run_on,
+    run_on_thread,
     tool,
 )
 from toolbox.container import internals_of
@@ -482,6 +489,46 @@ def test_beans_have_unique_names_in_the_description() -> None:
 def test_seeds_that_are_not_types_are_rejected(seeds: Any, expected: str) -> None:
     with pytest.raises(TypeError, match=expected):
         Container(seeds=seeds)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"models": [DemoChatModel()]}, 'models= must map names to models: {"default": list(…)}'),
+        ({"executors": {"reports": 3}}, "executors= must map names to executors, but 'reports' is 3"),
+        ({"executors": ThreadPoolExecutor}, "executors= must map names to executors"),
+        ({"tool_errors": return_to_model}, "tool_errors= must be ToolErrors(…)"),
+        ({"settings": {"pool_size": 3}}, "settings= must be ToolboxSettings(…), got an instance of dict"),
+    ],
+)
+def test_arguments_of_another_type_are_rejected(arguments: Any, expected: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(expected)):
+        Container(**arguments)
+
+
+@pytest.mark.parametrize("mark", [blocking, run_on_thread, run_on("reports"), run_on])
+def test_markers_of_places_reject_what_they_do_not_support(mark: Any) -> None:
+    with pytest.raises(TypeError, match="got 3"):
+        mark(3)
+
+
+def test_invalid_handlers_and_parameters_are_problems() -> None:
+    @register_ai_service(parameters=3)  # type: ignore[call-overload]  # not a mapping
+    class Shop(Protocol):
+        def sell(self, text: str) -> str: ...
+
+    handlers: Any = {"on_unknown_tool": 3, "on_tool_execution_error": lambda error: ""}
+    errors = ToolErrors(**handlers)
+    container = Container(models={"default": DemoChatModel()}, tool_errors=errors).register(Shop)
+
+    problems = container.check()
+
+    assert [each.where for each in problems] == ["Container(tool_errors=…)"] * 2 + ["Shop"]
+    assert [each.what.partition("=")[0] for each in problems] == [
+        "invalid on_unknown_tool",
+        "invalid on_tool_execution_error",
+        "invalid parameters",
+    ]
 
 
 # --- empty names

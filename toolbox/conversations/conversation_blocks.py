@@ -25,7 +25,7 @@ from ..di.closing import OwnTask
 from ..di.scopes import ConversationScope, RequestScope
 from ..di.stored_beans import StoredBeans
 from ..execution.cancellation import finish_before_cancellation
-from ..execution.threads import refuse_on_event_loop
+from ..execution.threads import refuse_idle, refuse_on_event_loop
 
 if TYPE_CHECKING:
     from ..di.wiring import Wiring
@@ -85,6 +85,7 @@ class ConversationBlock:
 
     def __enter__(self) -> Any:
         refuse_on_event_loop("conversation_scope")
+        refuse_idle(self._wiring.loop, "conversation_scope")
         return self._waiting.__enter__()
 
     def __exit__(

@@ -51,7 +51,14 @@ COROUTINE = Execution(ExecutionModel.NON_BLOCKING, is_coroutine=True)
 THREAD = Execution(ExecutionModel.THREAD)
 
 
+def is_executor(value: object) -> bool:
+    """Return True for a `concurrent.futures.Executor`, and for objects with its `submit`, such as those of Dask."""
+    return callable(getattr(value, "submit", None)) and not isinstance(value, type)
+
+
 def _mark(execution: Execution, target: F) -> F:
+    if not (callable(target) or isinstance(target, (staticmethod, classmethod))):
+        raise TypeError(f"{decorator_of(execution)}: expected a function or method, got {target!r}")
     # Static and class methods store the mark on their wrapper, which has attributes since Python 3.10.
     setattr(target, EXECUTION_MARK, execution)
     return target
@@ -98,7 +105,8 @@ def run_on_thread(target: F) -> F:
 def run_on(executor: Executor | str) -> Callable[[F], F]:
     """Run the tool on a `concurrent.futures.Executor`.
 
-    `executor` is the executor, or its name in `Container(executors=…)`; an unknown name is a problem at start.
+    `executor` is the executor, or its name in `Container(executors=…)`; an unknown name is a problem at start. Raises
+    `TypeError` for anything else.
 
     ```python
     @tool
@@ -106,6 +114,8 @@ def run_on(executor: Executor | str) -> Callable[[F], F]:
     def report(month: int) -> str: ...
     ```
     """
+    if not isinstance(executor, str) and not is_executor(executor):
+        raise TypeError(f'@run_on: expected an Executor or its name, got {executor!r}; write @run_on("reports")')
     execution = Execution(ExecutionModel.EXECUTOR, executor)
     return lambda target: _mark(execution, target)
 

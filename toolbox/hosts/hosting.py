@@ -28,7 +28,15 @@ from ..errors import ContainerNotStartedError, ConversationSuspendedError, Illeg
 from ..events import EventListener, Listeners
 from ..execution.cancellation import finish_before_cancellation
 from ..execution.runners import LoopRunner
-from ..execution.threads import FORKED, Workers, await_on, keep_inherited, register_for_fork
+from ..execution.threads import (
+    FORKED,
+    Workers,
+    await_on,
+    keep_inherited,
+    refuse_idle,
+    register_for_fork,
+    running_loop,
+)
 from ..limits import host_started, host_stopped
 from ..models.pools import ConnectionPools
 from ..models.selection import NamedModels
@@ -222,9 +230,16 @@ class ContainerHost(ServiceHosting[ModelBeans]):
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop on which the container was started. Raises `ContainerNotStartedError`."""
+        """The event loop of calls: that on which the container was started; the caller's while that does not run.
+
+        A plugin for tests may start a container on the loop of a fixture, which does not run during a test on another
+        one. Raises `ContainerNotStartedError`, also without any loop that runs.
+        """
         if self.running_loop is None:
             raise ContainerNotStartedError("a call of a service", self._forked)
+        if not self.running_loop.is_running() and (here := running_loop()) is not None:
+            return here
+        refuse_idle(self.running_loop, "a call of a service")
         return self.running_loop
 
     def sync_loop(self) -> asyncio.AbstractEventLoop:
@@ -330,8 +345,9 @@ class ContainerHost(ServiceHosting[ModelBeans]):
             with self.running.task(label):
                 return await work()
 
-        home = self.running_loop
-        if home is None or home is asyncio.get_running_loop():  # None while beans are being stopped
+        # There is none while beans are being stopped.
+        home = None if self.running_loop is None else self.loop
+        if home is None or home is asyncio.get_running_loop():
             return await counted()
         return await await_on(home, counted)
 

@@ -227,6 +227,6 @@ class RunLeases:
 
     async def stop(self) -> None:
         """Stop renewing."""
-        if self._keeping is not None:
+        if self._keeping is not None and not self._keeping.done():
             self._keeping.cancel()
             await asyncio.gather(self._keeping, return_exceptions=True)

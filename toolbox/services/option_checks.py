@@ -17,6 +17,7 @@ from ..introspection import is_count, is_number, takes
 from ..limits import UsageLimits
 from ..models.routing import router_in
 from ..service_names import invalid_name_problems
+from ..tools.failures import ToolErrors
 from .declaration import Default, Retries, ServiceOptions
 from .templates import parse
 
@@ -88,8 +89,13 @@ def option_problems(where: str, options: ServiceOptions) -> Iterator[Problem]:
         yield Problem(
             where, f"invalid parameters={options.parameters!r}", "use a mapping, with the names of the server's API"
         )
+    yield from handler_problems(where, options)
+
+
+def handler_problems(where: str, handlers: ServiceOptions | ToolErrors) -> Iterator[Problem]:
+    """Yield a problem for each error handler that cannot be called with an error and the context."""
     for name in _HANDLERS:
-        handler = getattr(options, name)
+        handler = getattr(handlers, name)
         if handler is not None and not takes(handler, 2):
             yield Problem(
                 where, f"invalid {name}={handler!r}", "use a function that takes the error and the InvocationContext"

@@ -290,7 +290,7 @@ class MethodPlan:
             specifications=specifications,
             answer_too=(*specifications, structure.tool) if structure is not None else (),
             tool_choice=choice,
-            parameters=dict(options.parameters),
+            parameters=options.parameters,
             temperature=options.temperature,
             reasoning=options.reasoning,
             whole_replies=self.layers.whole_replies,

@@ -6,7 +6,7 @@ Not here: the choice for each call (`runners`).
 
 from __future__ import annotations
 
-from .event_loops import LoopThread, await_on, call_on, on_event_loop, refuse_on_event_loop, running_loop
+from .event_loops import LoopThread, await_on, call_on, on_event_loop, refuse_idle, refuse_on_event_loop, running_loop
 from .forks import FORKED, Forkable, keep_inherited, register_for_fork
 from .thread_names import has_own_name, run_labelled, thread_watcher
 from .thread_pools import settle
@@ -24,6 +24,7 @@ __all__ = [
     "has_own_name",
     "keep_inherited",
     "on_event_loop",
+    "refuse_idle",
     "refuse_on_event_loop",
     "register_for_fork",
     "run_labelled",

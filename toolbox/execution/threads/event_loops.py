@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from ...errors import BlockingCallNotAllowedError
+from ...errors import BlockingCallNotAllowedError, ContainerNotStartedError
 
 logger = logging.getLogger("toolbox.execution")
 
@@ -87,6 +87,18 @@ def refuse_on_event_loop(what: str) -> None:
     """Raise `BlockingCallNotAllowedError` on a thread that runs an event loop."""
     if on_event_loop():
         raise BlockingCallNotAllowedError(what)
+
+
+_IDLE = (
+    "the event loop on which the container was started does not run, such as that of a fixture with another scope; "
+    "start the container with `with container:`, or on the loop that runs"
+)
+
+
+def refuse_idle(loop: asyncio.AbstractEventLoop | None, what: str) -> None:
+    """Raise `ContainerNotStartedError` if the container's loop does not run: a thread would wait for it forever."""
+    if loop is not None and not loop.is_running():
+        raise ContainerNotStartedError(what, _IDLE)
 
 
 # --- a loop in a thread

@@ -16,7 +16,10 @@ class Forkable(Protocol):
         ...
 
 
-FORKED = "the container was started before this process was forked, and runs in the parent only"
+FORKED = (
+    "the container was started before this process was forked, and runs in the parent only; start the container in "
+    "each process, after the fork (`with container:` works here and creates new beans)"
+)
 """Reason why a container of the parent does not count as started in a forked process."""
 
 _forkables: WeakSet[Forkable] = WeakSet()
