@@ -94,6 +94,10 @@ async def test_names_that_are_taken_or_named_or_unknown_are_refused() -> None:
             await servers.remove("books")
         with pytest.raises(KeyError, match="other"):
             await servers.remove("other")
+        with pytest.raises(KeyError, match="None"):
+            await servers.remove(None)  # type: ignore[arg-type]  # the mistake
+        with pytest.raises(TypeError, match=r"McpServers\.add: expected an mcp_server\(…\), got str"):
+            await servers.add("books")  # type: ignore[arg-type]  # the mistake
         assert servers.names == ("books",)
 
 

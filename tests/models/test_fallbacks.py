@@ -572,3 +572,15 @@ def test_a_cooldown_can_be_set_in_the_settings(monkeypatch: pytest.MonkeyPatch) 
 def test_an_invalid_cooldown_is_a_problem() -> None:
     with pytest.raises(IllegalConfigurationError, match="invalid cooldown=-1"):
         OpenAiChatModel("m", "http://127.0.0.1:9/v1", cooldown=-1)
+
+
+def test_a_model_of_the_program_may_have_no_fallback() -> None:
+    class Own(ScriptedChatModel):
+        fallback: Any = None
+
+    model = Own(["hello"])
+    assert Container(models={"default": model}).register(Desk).check() == []
+
+    model.fallback = 5
+    with pytest.raises(TypeError, match=r"Own\.fallback: expected a tuple of names of models, got 5"):
+        Container(models={"default": model}).register(Desk).check()

@@ -225,8 +225,11 @@ class McpServers:
         """Add a server while the container runs; calls that begin from now on can use its tools.
 
         Only a `required` server is connected at once, and is not added if it cannot be reached (`McpConnectionError`).
-        Raises `ValueError` if the name is taken, and `IllegalConfigurationError` if its `auth` has problems.
+        Raises `ValueError` if the name is taken, `IllegalConfigurationError` if its `auth` has problems, and `TypeError`
+        for anything but an `McpServer`.
         """
+        if not isinstance(server, McpServer):
+            raise TypeError(f"McpServers.add: expected an mcp_server(…), got {type(server).__name__}")
         key = settings_key(server.name)
         if key in self._servers:
             raise ValueError(f"there is an MCP server {server.name!r}; use another name, or remove it first")
@@ -244,7 +247,7 @@ class McpServers:
 
         Raises `KeyError` for an unknown name, and `ValueError` for a server that a service names.
         """
-        key = settings_key(name)
+        key = settings_key(name) if isinstance(name, str) else ""
         if key not in self._servers:
             raise KeyError(name)
         for methods in internals_of(self._container).host.plans.values():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -177,9 +177,16 @@ def patience_of(model: ChatModel) -> float:
 
 
 def fallback_names(model: object) -> tuple[str, ...]:
-    """Return the names of the models that are called if this one does not answer."""
-    given = getattr(model, "fallback", ())
-    return (given,) if isinstance(given, str) else tuple(given)
+    """Return the names of the models that are called if this one does not answer.
+
+    Raises `TypeError` for a `fallback` that contains no names.
+    """
+    given = getattr(model, "fallback", None)
+    if given is None or isinstance(given, str):
+        return () if given is None else (given,)
+    if not isinstance(given, Iterable):
+        raise TypeError(f"{type(model).__name__}.fallback: expected a tuple of names of models, got {given!r}")
+    return tuple(given)
 
 
 def cooldown_of(model: ChatModel) -> float:
