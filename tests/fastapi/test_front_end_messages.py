@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
@@ -12,6 +12,8 @@ from pydantic import BaseModel
 
 from toolbox import (
     ChatMemoryStore,
+    ChatRequest,
+    ChatResponse,
     Container,
     MemoryId,
     ToolExecutionRequest,
@@ -714,16 +716,25 @@ class Reservation(BaseModel):
         return "ok"
 
 
-async def test_the_state_of_a_conversation_is_sent_when_it_changes(running: Running) -> None:
+async def test_the_state_of_a_conversation_is_sent_when_it_changes(serving: Running) -> None:
     @register_ai_service(tools=[Reservation, Refunds])
     class Travel(Protocol):
         async def chat(self, room: MemoryId[str], text: str) -> str: ...
 
+    has_state = asyncio.Event()
+
+    def leave_on(day: str) -> Callable[[ChatRequest], Awaitable[ChatResponse]]:
+        async def reply(_: ChatRequest) -> ChatResponse:
+            await has_state.wait()  # the client has the state from before the change
+            return ChatResponse(says(tool_call("set_departure", {"day": day})))
+
+        return reply
+
     model = ScriptedChatModel(
         [
-            says(tool_call("set_departure", {"day": "monday"})),
+            leave_on("monday"),
             says(REFUND),
-            says(tool_call("set_departure", {"day": "friday"})),
+            leave_on("friday"),
             "Done.",
             "Hello.",
         ]
@@ -736,10 +747,21 @@ async def test_the_state_of_a_conversation_is_sent_when_it_changes(running: Runn
     async def agui(body: ag_ui.RunInput, runs: Inject[Runs]) -> Response:
         return await ag_ui.respond(runs, Travel.chat, body, state=(Reservation,))
 
-    async with running(app) as client:
-        first = events_in((await client.post("/agui", json=posted("hi"))).text)
-        second = events_in((await client.post("/agui", json=resumed(interrupts_in(first), True))).text)
-        third = events_in((await client.post("/agui", json=posted("bye"))).text)
+    async with serving(app) as client:
+
+        async def post(body: dict[str, Any]) -> list[dict[str, Any]]:
+            has_state.clear()
+            frames = []
+            async with client.stream("POST", "/agui", json=body) as response:
+                async for line in response.aiter_lines():
+                    frames.append(line)
+                    if "STATE_SNAPSHOT" in line:
+                        has_state.set()
+            return events_in("\n".join(frames))
+
+        first = await post(posted("hi"))
+        second = await post(resumed(interrupts_in(first), True))
+        third = await post(posted("bye"))
 
     def states(events: list[dict[str, Any]]) -> list[Any]:
         return [each["snapshot"]["Reservation"]["departure"] for each in events if each["type"] == "STATE_SNAPSHOT"]
