@@ -53,6 +53,7 @@ from toolbox.runs import (
 from toolbox.runs.documents import RunDocument
 from toolbox.security import SecurityIdentity
 from toolbox.services.declaration import ServiceOptions
+from toolbox.services.outputs import ANSWER_TOOL
 from toolbox.testing import ScriptedChatModel, skip_time, tool_call
 
 from .replies import asks, ran, says
@@ -147,6 +148,11 @@ class Clerk(Protocol):
     async def judged_with_result(self, text: str) -> Result[str]: ...
 
 
+@register_ai_service(tools=Work, max_output_retries=0, output_mode="tool")
+class Teller(Protocol):
+    async def count(self, text: str) -> Answer: ...
+
+
 @register_ai_service
 class Keeper(Protocol):
     @durable
@@ -185,7 +191,9 @@ async def start(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
         async def make(*replies: Any, **options: Any) -> Container:
             model = ScriptedChatModel(replies)
-            container = Container(models={"default": model}, **options).register(Clerk, Keeper, Patient, Boss, Helper)
+            container = Container(models={"default": model}, **options).register(
+                Clerk, Teller, Keeper, Patient, Boss, Helper
+            )
             if request.param == "memory":
                 container.register_instance(in_memory, RunStore)
             else:
@@ -382,6 +390,32 @@ async def test_a_reply_that_led_to_a_failure_is_asked_for_until_there_is_another
         await here.runs.retry(failed.id)
 
     assert (await here.runs.retry(failed.id)).content == Answer(number=7)
+
+
+@pytest.mark.parametrize(
+    ("call", "result"),
+    [
+        (tool_call("invented"), "There is no tool named 'invented'."),
+        (tool_call("pay", {"euros": "many"}), "The arguments of tool 'pay' are not valid"),
+    ],
+)
+async def test_the_model_reads_why_a_call_beside_others_ended_the_run(start: Start, call: Any, result: str) -> None:
+    here = await start(asks(tool_call("step", {"n": 1}), call), "done")
+    failed = await fail(here, Clerk.ask, "hi")
+
+    retried = await here.runs.retry(failed.id)
+
+    assert (retried.content, ran) == ("done", [1])
+    assert retried.tool_executions[1].result.startswith(result)
+
+
+async def test_the_model_reads_why_an_answer_beside_calls_ended_the_run(start: Start) -> None:
+    wrong = asks(tool_call("step", {"n": 1}), tool_call(ANSWER_TOOL, {"number": "many"}))
+    here = await start(wrong, tool_call(ANSWER_TOOL, {"number": 7}))
+    failed = await fail(here, Teller.count, "hi")
+
+    assert (await here.runs.retry(failed.id)).content == Answer(number=7)
+    assert ran == [1]
 
 
 async def test_an_answer_that_a_guardrail_refused_is_asked_for_again(start: Start) -> None:

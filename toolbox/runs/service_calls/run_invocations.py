@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -30,7 +30,7 @@ from ...services.stored_forms import usage_from_dict, usage_to_dict
 from ...services.usage_layers import take_back_usage
 from ...settings import settings_key
 from ...store_clock import clock_of
-from ...tools.failures import message_of
+from ...tools.failures import message_of, return_to_model
 from ...tools.results import Encoded, EncodedInFull
 from ...tools.tool_calls import Tool, ToolCall, ToolOutcome, ToolStep
 from ..documents import VERSION, OuterCall, WaitingCall, next_expiry, with_expiries
@@ -297,11 +297,15 @@ class ServiceCall:
             if state is None:
                 return None
             place.written = state
-            if place.next_reply in replies and self._led_to_failure(path, state, last.get("failures", 0)):
-                session.forget(RecordKey(path, "r", place.next_reply))  # the model is asked again
-                place.written = before
-                dropped.append((reply_from_dict(last).response, state.model))  # it was paid, and counts
-                state = state.with_usage(dropped[0][0].token_usage)
+            if place.next_reply in replies and self._led_to_failure(last):
+                # Giving the reply again would only fail again.
+                if self._has_begun_after(path, state):
+                    state = state.changed(output_retries=state.output_retries - 1)  # the model reads what is wrong
+                else:
+                    session.forget(RecordKey(path, "r", place.next_reply))  # the model is asked again
+                    place.written = before
+                    dropped.append((reply_from_dict(last).response, state.model))  # it was paid, and counts
+                    state = state.with_usage(dropped[0][0].token_usage)
             failed = session.recorded(RecordKey(path, "failed"))
             state = self._with_answered(path, state)
             return StoredInvocation(
@@ -347,16 +351,10 @@ class ServiceCall:
                 outcome.contents = tuple(result.contents)
             yield replace(each, status="finished", outcome=outcome)
 
-    def _led_to_failure(self, path: str, state: State, failures: int) -> bool:
-        """Return True if the run failed with the recorded reply to this state, and no call of it has begun.
-
-        `failures` is how often the run had failed when the reply was recorded. Giving it again would only fail again,
-        so the model is asked again.
-        """
+    def _led_to_failure(self, reply: Mapping[str, Any]) -> bool:
+        """Return True if the run has failed with the last reply, which has this record."""
         document = self.session.document
-        if document is None or not document.asks_again or failures >= document.failures:
-            return False
-        return not self._has_begun_after(path, state)
+        return document is not None and document.asks_again and reply.get("failures", 0) < document.failures
 
     def _has_begun_after(self, path: str, state: State) -> bool:
         """Return True if a call of the recorded reply to this state, or of a later one, has begun."""
@@ -470,6 +468,9 @@ class ServiceCall:
         elif state.was_requested_before and (tool := invocation.toolset.former.get(name)) is not None:
             tools = {name: tool, **tools}
         environment = replace(environment, context=context, tools=tools, listeners=listeners)
+        if state.has_ended_run:
+            read = {"on_unknown_tool": return_to_model, "on_tool_arguments_error": return_to_model}
+            environment = replace(environment, failures=replace(environment.failures, **read))
         performing = perform(replace(running, environment=environment), invocation)
         if self.session.failures and self.tools.next_record(path) == "result" and not self.session.cancels:
             return self._give_or_run_again(performing, running, invocation, perform)
@@ -567,7 +568,8 @@ class ServiceCall:
 
         Called before the first effect of an invocation. While programs are replaced, an older one may get a run with
         calls that only the newer one knows. If it went on, the model would read that a tool is unknown, and pay again.
-        A call that was refused when the reply came, such as one of a tool that the model made up, is refused again.
+        A call that was refused when the reply came, such as one of a tool that the model made up, is refused again. If
+        the run has failed with it, the model reads why.
         """
         path, state = path_of(invocation), invocation.state
         place = self.at(path)
@@ -577,13 +579,16 @@ class ServiceCall:
         if not invocation.is_resumed or self.session.cancels:
             return
         unfit: Sequence[int] = ()
+        led_to_failure = False
         requests = {index: each.request for index, each in enumerate(state.pending) if each.status == "waiting"}
         if (record := self.session.recorded(RecordKey(path, "r", place.next_reply))) is not None:
-            unfit = self.session.facts_of(record).get("unfit", ())
+            facts = self.session.facts_of(record)
+            unfit, led_to_failure = facts.get("unfit", ()), self._led_to_failure(facts)
             requests = dict(enumerate(invocation.tool_calls_in(self._read_reply(record).response)))
         for index, request in requests.items():
             call = place_below(path, state.position_of(index))
             if index in unfit:
+                self.tools.at(call).has_ended_run = led_to_failure
                 continue
             self.tools.at(call).was_requested_before = True
             if (

@@ -103,6 +103,8 @@ class CallState:
     """The approvals that change the arguments of the call, and have not been used."""
     was_requested_before: bool = False
     """True if the model made the call before this process continued the run."""
+    has_ended_run: bool = False
+    """True if the program had refused the call when the model made it, and the run has failed with that reply."""
     is_judged_next: bool = False
     """True while output guardrails wait for the result, which is then recorded as they let it through."""
     unjudged: Unjudged | None = None
