@@ -278,6 +278,16 @@ Message: TypeAlias = SystemMessage | UserMessage | AiMessage | ToolExecutionResu
 """One message of a conversation."""
 
 
+def check_messages(given: Iterable[Any], where: str) -> tuple[Message, ...]:
+    """Return the messages. Raises `TypeError` for anything else, such as the dictionaries that a client sends."""
+    messages = tuple(given)
+    for each in messages:
+        if not isinstance(each, Message):
+            fix = "messages_from_json(…) of toolbox.transcripts reads stored ones"
+            raise TypeError(f"{where}: expected messages such as UserMessage(…), got {type(each).__name__}; {fix}")
+    return messages
+
+
 # --- requests and replies
 
 Reasoning: TypeAlias = Literal["none", "minimal", "low", "medium", "high"]

@@ -361,11 +361,11 @@ class Container:
         """
         return self._internals.host.conversations
 
-    def chat_memory(self, service: type[Any], memory_id: object) -> ChatMemory:
+    def chat_memory(self, service: type[Any] | str, memory_id: object) -> ChatMemory:
         """Return a conversation of a service: `await .messages()`, `.add(*messages)`, `.clear()`.
 
-        `service` is the class, `memory_id` the id as in calls. Raises `InvalidMemoryIdError`, and
-        `ContainerNotStartedError`.
+        `service` is the class or the stored name, `memory_id` the id as in calls. Raises `InvalidMemoryIdError`,
+        `ContainerNotStartedError`, and `TypeError` for another `service`.
         """
         return self._internals.host.chat_memory(service, memory_id)
 

@@ -27,6 +27,12 @@ def stored_names(service: type[Any]) -> tuple[str, ...]:
     return (name, *(each for each in former if each != name))
 
 
+def check_service(service: object) -> None:
+    """Raise `TypeError` for anything but the class or a stored name of a service."""
+    if not isinstance(service, (type, str)):
+        raise TypeError(f"invalid service={service!r}; use the class of a service, or its stored name")
+
+
 def _names_given_to(service: type[Any]) -> tuple[str | None, tuple[str, ...]]:
     """Return the `name=` and the `former_names=` of a service, without what is not a name: that is a problem."""
     options = vars(service).get(SERVICE_MARK)

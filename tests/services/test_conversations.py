@@ -644,3 +644,35 @@ async def test_tasks_that_outlive_their_call_can_use_its_conversation() -> None:
         await container.get(Remembering).chat("s", "x")
         ended.set()
         assert await asyncio.wait_for(tasks[0], 60) == "followed up"
+
+
+@pytest.mark.parametrize("given", ["hello", {"role": "user", "content": "hello"}, [UserMessage("hello")], None])
+async def test_what_is_not_a_message_is_neither_sent_nor_stored(given: Any) -> None:
+    @register_ai_service(name="desk")
+    class Desk(Protocol):
+        async def chat(self, room: MemoryId[str], history: list[Message], text: str) -> str: ...
+
+    model = ScriptedChatModel(["answer"])
+    async with Container(models={"default": model}).register(Desk) as container:
+        with pytest.raises(TypeError, match=r"Desk.chat\(\), parameter history: expected messages such as UserMessage"):
+            await container.get(Desk).chat("1", [given], "Hi")
+        with pytest.raises(TypeError, match=r"ChatMemory\.add: expected messages such as UserMessage"):
+            await container.chat_memory(Desk, "1").add(given)
+
+        assert model.requests == []
+        assert await container.chat_memory("desk", "1").messages() == []
+
+
+async def test_a_conversation_is_found_by_the_class_or_the_stored_name_of_its_service() -> None:
+    @register_ai_service(name="desk", former_names=("old",))
+    class Desk(Protocol):
+        async def chat(self, room: MemoryId[str], text: str) -> str: ...
+
+    async with Container(models={"default": ScriptedChatModel(["answer"])}).register(Desk) as container:
+        await container.get(Desk).chat("1", "Hi")
+
+        for service in (Desk, "desk", "old"):
+            assert len(await container.chat_memory(service, "1").messages()) == 2
+        for wrong in (container.get(Desk), None):
+            with pytest.raises(TypeError, match="use the class of a service, or its stored name"):
+                container.chat_memory(wrong, "1")  # type: ignore[arg-type]  # neither

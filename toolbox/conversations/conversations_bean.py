@@ -23,6 +23,7 @@ from ..introspection import checked_limit
 from ..json_text import whole_characters
 from ..safe_text import is_text
 from ..security import AccessDeniedError, SecurityIdentity
+from ..service_names import check_service
 from ..store_clock import clock_of
 from .keys import ChatMemoryKey, Owner, refuse_other
 from .log import (
@@ -270,14 +271,10 @@ class Conversations:
     # --- arguments
 
     def _key_of(self, service: type[Any] | str, memory_id: object) -> ChatMemoryKey:
-        self._check_service(service)
+        check_service(service)
         if isinstance(service, str) and not is_text(service):
             raise ValueError(f"invalid service={service!r}; use the class of a service, or its stored name")
         return _key_with(self._host, service, str(memory_id))
-
-    def _check_service(self, service: object) -> None:
-        if not isinstance(service, (type, str)):
-            raise TypeError(f"invalid service={service!r}; use the class of a service, or its stored name")
 
     def _owner(self, owner: str | SecurityIdentity | None) -> Owner | None:
         return Owner.given(owner, self._host.run_identity)
@@ -287,7 +284,7 @@ class Conversations:
         belongs_to = self._owner(owner)
         is_nobody = owner is not None and belongs_to is None
         if service is not None:
-            self._check_service(service)
+            check_service(service)
         if is_nobody or service == "" or (isinstance(service, str) and not is_text(service)):
             return None
         return _Filter(belongs_to, None if service is None else self._host.names_of(service))

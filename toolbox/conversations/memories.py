@@ -17,7 +17,7 @@ from threading import current_thread
 from typing import Any, Protocol, TypeAlias, TypeVar
 from weakref import ReferenceType, ref
 
-from ..chat import Message, TokenUsage, UserMessage
+from ..chat import Message, TokenUsage, UserMessage, check_messages
 from ..di.scopes import ConversationScope, find_conversation
 from ..errors import ConversationBusyError, MemoryInUseError
 from ..execution.threads import keep_inherited, on_event_loop, register_for_fork
@@ -515,13 +515,17 @@ class ChatMemory:
         return await self._host.on_own_loop(read)
 
     async def add(self, *messages: Message) -> None:
-        """Append messages. Waits until a running call of the conversation has ended."""
+        """Append messages. Waits until a running call of the conversation has ended.
+
+        Raises `TypeError` for anything but messages.
+        """
+        checked = check_messages(messages, "ChatMemory.add")
         program = Program()
 
         async def write() -> None:
             memories = await self._host.memories()
             async with memories.enter(self._key, program):
-                await memories.add(self._key, messages)
+                await memories.add(self._key, checked)
 
         await self._host.on_own_loop(write)
 

@@ -41,7 +41,7 @@ from ..limits import host_started, host_stopped
 from ..models.pools import ConnectionPools
 from ..models.selection import NamedModels
 from ..security import SecurityIdentity, identity_in
-from ..service_names import stored_names
+from ..service_names import check_service, stored_names
 from ..services.declaration import CallLimits
 from ..services.option_checks import log_problem, options_with_logs
 from ..services.plans import MethodPlan
@@ -298,9 +298,11 @@ class ContainerHost(ServiceHosting[ModelBeans]):
         scope.has_failed = scope.has_failed or outcome.execution.is_error
         return outcome
 
-    def chat_memory(self, service: type[Any], memory_id: object) -> ChatMemory:
-        """Return the access to one conversation of a service."""
-        return ChatMemory(self, ChatMemoryKey.of(service, memory_id))
+    def chat_memory(self, service: type[Any] | str, memory_id: object) -> ChatMemory:
+        """Return the access to one conversation of a service, its class or stored name."""
+        check_service(service)
+        name, *former = self.names_of(service)
+        return ChatMemory(self, ChatMemoryKey(name, str(memory_id), tuple(former)))
 
     @asynccontextmanager
     async def hold_conversation(self, service: type[Any] | str, memory_id: object) -> AsyncIterator[HeldConversation]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..chat import CONTENT_TYPES, Message, SystemMessage, ToolExecutionResultMessage, UserMessage
+from ..chat import CONTENT_TYPES, Message, SystemMessage, ToolExecutionResultMessage, UserMessage, check_messages
 from ..context import ActiveScope, InvocationContext
 from ..execution.markers import marked_execution
 from ..execution.runners import Runner
@@ -73,8 +73,12 @@ class MethodMessages:
             raise ValueError(f"{self.where}(): {self.history[-1]} {needed}, but ends with {found}")
 
     def read_history(self, arguments: Mapping[str, Any]) -> tuple[Message, ...]:
-        """Return the messages in the arguments of a call."""
-        return tuple(each for name in self.history for each in arguments[name] or ())
+        """Return the messages in the arguments of a call. Raises `TypeError` for anything else."""
+        return tuple(
+            each
+            for name in self.history
+            for each in check_messages(arguments[name] or (), f"{self.where}(), parameter {name}")
+        )
 
     def make_user_message(self, arguments: Mapping[str, Any]) -> UserMessage:
         """Return the user message of a call. Raises `TypeError` if it is None."""
