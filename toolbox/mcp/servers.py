@@ -225,8 +225,8 @@ class McpServers:
         """Add a server while the container runs; calls that begin from now on can use its tools.
 
         Only a `required` server is connected at once, and is not added if it cannot be reached (`McpConnectionError`).
-        Raises `ValueError` if the name is taken, `IllegalConfigurationError` if its `auth` has problems, and `TypeError`
-        for anything but an `McpServer`.
+        Raises `ValueError` if the name is taken, `IllegalConfigurationError` if its `auth` has problems, and
+        `TypeError` for anything but an `McpServer`.
         """
         if not isinstance(server, McpServer):
             raise TypeError(f"McpServers.add: expected an mcp_server(…), got {type(server).__name__}")
