@@ -110,7 +110,7 @@ class Runs:
         - `memory_id`: only runs of the conversation with this id, as a rule with its `service`.
 
         A run that this program cannot read has an `error`, and can be cancelled. Raises `ValueError` for an unknown
-        status and for a negative limit or duration, `TypeError` if the duration is not a `timedelta`,
+        status and for a negative limit or duration, `TypeError` for arguments of other types,
         `RunNotFoundError` if `before` is the id of an unknown run, and `IllegalConfigurationError` for a `memory_id`
         where a `RunStore` of your own does not support `"conversations"`.
         """
@@ -266,8 +266,8 @@ class Runs:
 
         The process that executes the run ends it, and stores the events so far. If it does not within one lease, the
         run is taken from it. With `compensate_on_failure` the run's tools are undone first; if that is interrupted,
-        another process continues it. The history has `reason`, and the name of `by`: a name or a `SecurityIdentity`;
-        for anything else, raises `TypeError`.
+        another process continues it. The history has `reason`, and the name of `by`: a name or a `SecurityIdentity`.
+        Raises `TypeError` for arguments of other types.
         """
         if not is_person(by):
             raise TypeError(f"cancel(run_id, by=): expected a str or a SecurityIdentity, got {type(by).__name__}")

@@ -208,7 +208,7 @@ class MethodPlan:
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the arguments of a call by name, with defaults.
 
-        Raises `TypeError`, also for a history that is no list of messages, and `ValueError` for one that is sent alone
+        Raises `TypeError`, also for a history with anything but messages, and `ValueError` for one that is sent alone
         and that a model cannot answer.
         """
         try:
