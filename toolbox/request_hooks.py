@@ -28,6 +28,9 @@ BEFORE_MODEL_REQUEST: Final = Hook("@before_model_request", "__toolbox_before_mo
 RELEASES_CONNECTION: Final = Hook("@_releases_connection", "__toolbox_releases_connection__")
 """For database sessions of this library: such a method is called before retrievers run too, and returns True if it has
 given a connection back."""
+HOLDS_DATABASE: Final = Hook("@_holds_database", "__toolbox_holds_database__")
+"""For database sessions of this library: such a method returns the engine to whose database its open transaction has
+written, and what; None if it has only read."""
 ON_SUCCESS: Final = Hook("@on_success", "__toolbox_on_success__")
 
 
@@ -49,6 +52,11 @@ def before_model_request(method: F) -> F:
 def releases_connection(method: F) -> F:
     """Call a method also before retrievers run, and tell listeners if it returns True. For this library only."""
     return _leave_mark(method, RELEASES_CONNECTION)
+
+
+def holds_database(method: F) -> F:
+    """Ask a method whether others that write to a database have to wait for its bean. For this library only."""
+    return _leave_mark(method, HOLDS_DATABASE)
 
 
 def is_marked(method: Callable[..., Any], hook: Hook) -> bool:

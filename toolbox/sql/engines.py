@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from importlib.util import find_spec
@@ -30,7 +30,9 @@ from sqlalchemy import (
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from ..di.scopes import request_hooks
 from ..errors import IllegalConfigurationError, Problem
+from ..request_hooks import HOLDS_DATABASE
 
 logger = logging.getLogger("toolbox.sql")
 
@@ -239,7 +241,7 @@ def _prepare_sqlite(engine: Engine) -> None:
 
     @event.listens_for(engine, "begin")
     def begin_transaction(connection: Connection) -> None:
-        if not _is_for_writing(connection):
+        if not is_for_writing(connection):
             connection.exec_driver_sql("BEGIN")
 
     prepare_to_write(engine)
@@ -271,41 +273,32 @@ def address_of(engine: Engine) -> tuple[object, ...]:
 
 
 def _begin_as_writer(connection: Connection) -> None:
-    if not _is_for_writing(connection):
+    if not is_for_writing(connection):
         return
     # The driver, or the program's own listener, may have begun a transaction that would write only later. It is empty.
     if getattr(connection.connection.driver_connection, "in_transaction", False):
         connection.exec_driver_sql("ROLLBACK")
-    for label, database, is_open in _writers.get():
-        if database == address_of(connection.engine) and is_open():
-            logger.warning(
-                "%s: a write on another connection waits for the transaction of this @transactional function, which "
-                "waits for the write; SQLite lets one connection write at a time. Do the other write before or after "
-                "the function: conversations, runs and other sessions have their own connections.",
-                label,
-            )
-            break
+    _warn_of_sessions_around(connection.engine)
     connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
-def _is_for_writing(connection: Connection) -> bool:
+def _warn_of_sessions_around(engine: Engine) -> None:
+    """Warn of a session of this request that holds the lock: it waits for this write, and this write for it."""
+    for find_held in request_hooks(HOLDS_DATABASE):
+        held: tuple[Engine, str] | None = find_held()
+        if held is not None and address_of(held[0]) == address_of(engine):
+            logger.warning(
+                "a write to SQLite waits for the transaction of a session (%s), whose code waits for the write: SQLite "
+                "lets one connection write at a time. Commit before it: conversations, runs and other sessions have "
+                "their own connections.",
+                held[1],
+            )
+            return
+
+
+def is_for_writing(connection: Connection) -> bool:
+    """Return True for a connection whose transaction begins as a writer, with `FOR_WRITING`."""
     return bool(connection.get_execution_options().get("toolbox_for_writing", False))
-
-
-_writers: ContextVar[tuple[tuple[str, object, Callable[[], bool]], ...]] = ContextVar("toolbox.writers", default=())
-
-
-@contextmanager
-def writing(engine: Engine, label: str, is_open: Callable[[], bool]) -> Iterator[None]:
-    """Note that the code in the block is in a transaction that writes to an SQLite database, as long as `is_open`.
-
-    A write of this code on another connection would wait for it until SQLite gives up: then a warning names `label`.
-    """
-    token = _writers.set((*_writers.get(), (label, address_of(engine), is_open)))
-    try:
-        yield
-    finally:
-        _writers.reset(token)
 
 
 # --- one transaction of two stores

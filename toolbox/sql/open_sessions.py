@@ -29,9 +29,9 @@ from ..context import ActiveScope, current_invocation
 from ..di.scopes import innermost_scope
 from ..errors import OpenTransactionError
 from ..execution.threads import running_loop
-from ..request_hooks import before_model_request, releases_connection
+from ..request_hooks import before_model_request, holds_database, releases_connection
 from ..settings import ToolboxSettings, WhileAModelWorks
-from .engines import shares_connections
+from .engines import is_for_writing, shares_connections
 from .transaction_notes import COMMIT, Loss, TransactionNotes
 from .transactions import is_begun_by_program, transactional_function_of
 
@@ -214,6 +214,18 @@ class ReleasingSession(Session):
             return self.has_only_read() and self.give_back()
         finally:
             self.end_release()
+
+    @holds_database
+    def find_held(self) -> tuple[Engine, str] | None:
+        """Return the engine to which the open transaction has written, and what; None if it has only read."""
+        if not self.in_transaction():
+            return None
+        if any(is_for_writing(each) for each in self.notes.connections):
+            held: str | None = f"@transactional {transactional_function_of(self)}"
+        else:
+            losses = (each.what for each in self.notes.find_losses())
+            held = next((each for each in losses if each.startswith(("INSERT", "UPDATE", "DELETE"))), None)
+        return None if held is None else (self.get_bind().engine, held)
 
     # --- who uses the session
 
@@ -429,6 +441,10 @@ class ReleasingAsyncSession(AsyncSession):
     async def run_sync(self, fn: Callable[..., T], *arg: Any, **kw: Any) -> T:
         """Call `fn` with the synchronous session. The session is in use until the function returns."""
         return await super().run_sync(_waiting(fn), *arg, **kw)
+
+    @holds_database
+    def find_held(self) -> tuple[Engine, str] | None:
+        return self._inner.find_held()
 
     @before_model_request
     @releases_connection

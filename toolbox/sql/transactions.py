@@ -9,7 +9,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar, overload
 
@@ -36,7 +36,7 @@ from ..transaction_recorder import (
     TransactionRecorder,
     current_recorder,
 )
-from .engines import FOR_WRITING, prepare_to_write, writing
+from .engines import FOR_WRITING, prepare_to_write
 
 logger = logging.getLogger("toolbox.sql")
 
@@ -130,16 +130,12 @@ def _wrap_function(function: Callable[..., Any], name: str | None, isolation: st
                     recorder = None
                 deferred: ToolDeferred | None = None
                 ending: AsyncSession | AsyncSessionTransaction = session
-                options = {} if joins else _choose_begin_options(session.sync_session, isolation)
                 try:
                     if joins:
                         ending = await session.begin_nested()
-                    elif options:
+                    elif options := _choose_begin_options(session.sync_session, isolation):
                         await session.connection(execution_options=options)
-                    with (
-                        _note_commits(session.sync_session, recorder),
-                        _note_writer(session.sync_session, label, options),
-                    ):
+                    with _note_commits(session.sync_session, recorder):
                         try:
                             value = await function(*args, **kwargs)
                         except ToolDeferred as error:  # the call ends normally, and its result comes later
@@ -173,13 +169,12 @@ def _wrap_function(function: Callable[..., Any], name: str | None, isolation: st
                 recorder = None
             deferred: ToolDeferred | None = None
             ending: Session | SessionTransaction = session
-            options = {} if joins else _choose_begin_options(session, isolation)
             try:
                 if joins:
                     ending = session.begin_nested()
-                elif options:
+                elif options := _choose_begin_options(session, isolation):
                     session.connection(execution_options=options)
-                with _note_commits(session, recorder), _note_writer(session, label, options):
+                with _note_commits(session, recorder):
                     try:
                         value = function(*args, **kwargs)
                     except ToolDeferred as error:  # as above
@@ -321,14 +316,6 @@ def _choose_begin_options(session: Session, isolation: str | None) -> dict[str, 
         prepare_to_write(session.bind.engine)
         writing = FOR_WRITING
     return {**writing, **({"isolation_level": isolation} if isolation is not None else {})}
-
-
-def _note_writer(session: Session, label: str, options: dict[str, Any]) -> AbstractContextManager[None]:
-    """Note a transaction that has begun as a writer of SQLite, for a warning of those who would wait for it."""
-    if not options.keys() & FOR_WRITING.keys() or session.bind is None:
-        return nullcontext()
-    begun = session.get_transaction()
-    return writing(session.bind.engine, label, lambda: session.get_transaction() is begun)
 
 
 def _check_commit_allowed(transaction: _Transaction, label: str) -> None:

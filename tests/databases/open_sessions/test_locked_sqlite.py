@@ -133,30 +133,48 @@ async def write_in_another_session(container: Container) -> None:
 Writes = Callable[[Container], Awaitable[None]]
 
 
-@pytest.mark.parametrize("write", [create_a_conversation, start_a_run, write_in_another_session])
-@pytest.mark.parametrize("commits", [False, True])
-async def test_a_write_that_waits_for_the_transaction_around_it_is_named_at_once(
-    write: Writes, commits: bool, start: Start, sqlite_url: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    @sql.transactional
-    async def remove_account(session: AsyncSession, container: Container) -> None:
-        await session.execute(COUNT)
-        if commits:
-            await session.commit()
-        await write(container)
+@sql.transactional
+async def count_and(session: AsyncSession, ends: bool, write: Writes, container: Container) -> None:
+    await count_before(session, ends, write, container)
 
+
+async def count_before(session: AsyncSession, ends: bool, write: Writes, container: Container) -> None:
+    await session.execute(COUNT)
+    if ends:
+        await session.commit()
+    await write(container)
+
+
+async def ask_with_memory(container: Container) -> None:
+    await container.get(Rooms).chat("7", "Hi")
+
+
+@pytest.mark.parametrize("write", [create_a_conversation, start_a_run, write_in_another_session, ask_with_memory])
+@pytest.mark.parametrize(
+    ("around", "holds"), [(count_and, "@transactional count_and"), (count_before, "UPDATE … users")]
+)
+@pytest.mark.parametrize("ends", [False, True])
+async def test_a_write_that_waits_for_a_session_around_it_is_named_at_once(
+    write: Writes,
+    around: Callable[..., Awaitable[None]],
+    holds: str,
+    ends: bool,
+    start: Start,
+    sqlite_url: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with start():  # creates the tables
         pass
     async with sql.open_engine(sqlite_url, connect_args={"timeout": 0}) as engine:
         container = Container(models={"default": ScriptedChatModel(["Hi"])}).register_instance(engine, AsyncEngine)
         async with container.register(sql.session, *sql.stores, Rooms), container.request_scope():
-            removing = remove_account(await container.aget(AsyncSession), container)
-            if commits:
-                await removing
+            counting = around(await container.aget(AsyncSession), ends, write, container)
+            if ends:
+                await counting
             else:
                 with pytest.raises(Exception, match=r"database is locked|a store failed"):
-                    await removing
+                    await counting
 
     warnings = [each.getMessage() for each in caplog.records if each.name == "toolbox.sql"]
-    assert warnings if not commits else not warnings
-    assert all("remove_account: a write on another connection waits" in each for each in warnings)
+    assert warnings if not ends else not warnings
+    assert all(f"waits for the transaction of a session ({holds})" in each for each in warnings)
