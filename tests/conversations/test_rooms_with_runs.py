@@ -73,6 +73,14 @@ async def test_deleting_a_conversation_cancels_its_run() -> None:
             await container.conversations.of(Desk, "room").info()
 
 
+async def test_clearing_the_memory_of_a_conversation_cancels_its_run() -> None:
+    async with container_of() as container:
+        waiting = await container.get(Desk).chat("room", "refund")
+        await container.chat_memory(Desk, "room").clear()
+        assert (await container.runs.get(waiting.run_id or "")).status == "cancelled"
+        assert (await container.get(Desk).chat("room", "hi")).content == "ok"
+
+
 async def test_forgetting_deletes_runs_that_wait_and_have_ended() -> None:
     async with container_of() as container:
         desk, conversations = container.get(Desk), container.conversations

@@ -39,13 +39,12 @@ from .log import (
     without_approvals,
 )
 from .log_forms import export_log, restore_log
-from .memories import ChatMemories, MemoryHost, Program
+from .memories import DELETED, ChatMemories, MemoryHost, Program
 from .stores import Deleted, LogStore, find_head, keeps_logs
 from .views import ChosenView
 
 T = TypeVar("T")
 
-_DELETED = "its conversation was deleted"
 _AT_ONCE = 100  # conversations that `forget` finds with one query
 
 _Check: TypeAlias = Callable[[Head | None], Head | None]
@@ -98,10 +97,6 @@ class ConversationsHost(MemoryHost, Protocol):
 
     async def run_of(self, key: ChatMemoryKey) -> Any:
         """Return the newest `Run` of a conversation that has not ended, or None."""
-        ...
-
-    async def cancel_waiting(self, key: ChatMemoryKey, reason: str) -> None:
-        """Cancel the runs of a conversation that wait."""
         ...
 
     async def forget_runs(
@@ -517,7 +512,7 @@ class Conversation:
         async def delete(store: LogStore, check: _Check) -> None:
             self._known(check(await find_head(store, self._key)))
             async with (await self._host.memories()).enter(self._key, program):
-                await self._host.cancel_waiting(self._key, _DELETED)
+                await self._host.cancel_waiting(self._key, DELETED)
                 if not (await store.delete(self._key)).conversations:
                     raise self._not_found()
 
@@ -626,7 +621,7 @@ class _Forgetting:
             found = await _heads_under(store, key)
             is_all = all(self._wanted.matches(each.key, each.owner) for each in found)
             if is_all:
-                await self._host.cancel_waiting(key, _DELETED)
+                await self._host.cancel_waiting(key, DELETED)
             # A run that was cancelled just now has left its turn, which was in no history, and may have moved the head.
             said = {each.id: each.messages for each in found}
             for head in await _heads_under(store, key):

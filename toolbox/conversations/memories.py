@@ -495,6 +495,14 @@ class MemoryHost(Protocol):
         """Await `work()` on the loop that the store's connections belong to."""
         ...
 
+    async def cancel_waiting(self, key: ChatMemoryKey, reason: str) -> None:
+        """Cancel the runs of a conversation that wait."""
+        ...
+
+
+DELETED = "its conversation was deleted"
+"""The reason in the history of a run that ends because somebody deletes its conversation."""
+
 
 class ChatMemory:
     """Reads and changes one conversation: `await container.chat_memory(Assistant, id).messages()`.
@@ -530,12 +538,13 @@ class ChatMemory:
         await self._host.on_own_loop(write)
 
     async def clear(self) -> None:
-        """Delete the conversation. Waits until a running call of the conversation has ended."""
+        """Delete the conversation, and cancel its runs that wait. Waits until a running call of it has ended."""
         program = Program()
 
         async def delete() -> None:
             memories = await self._host.memories()
             async with memories.enter(self._key, program):
+                await self._host.cancel_waiting(self._key, DELETED)
                 await memories.store.delete_messages(self._key)
 
         await self._host.on_own_loop(delete)
