@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Protocol, TypeAlias
+from typing import Annotated, Protocol
 
 from pydantic_settings import BaseSettings
 
@@ -26,7 +26,7 @@ def test_beans_can_name_types_of_the_running_function() -> None:
     class Limits(BaseSettings):
         size: int = 3
 
-    Primary: TypeAlias = Annotated[Mail, Named("primary")]
+    Primary = Annotated[Mail, Named("primary")]
 
     @produces(scope="application", name="primary")
     def mail() -> Iterator[Mail]:

@@ -382,6 +382,39 @@ async def test_truncated_structured_replies_raise_model_truncated_error() -> Non
         await answer(City, cut)
 
 
+@pytest.mark.parametrize(
+    ("type_", "reply"),
+    [
+        (int, "12"),
+        (float, "1.5"),
+        (int | None, "12"),
+        (date | datetime, "2026-01-02"),
+        (int | str, "The answer is"),
+        (list[int], "[1, 2"),
+        (City | str, 'It is {"na'),
+    ],
+)
+async def test_a_truncated_reply_that_may_go_on_is_no_answer(type_: Any, reply: str) -> None:
+    with pytest.raises(ModelTruncatedError):
+        await answer(type_, ChatResponse(AiMessage(reply), finish_reason=FinishReason.LENGTH))
+
+
+@pytest.mark.parametrize(
+    ("type_", "reply", "expected"),
+    [
+        (int, '{"value": 12}', 12),
+        (int | str, '"twelve"', "twelve"),
+        (bool, "true", True),
+        (Colour, "red", Colour.RED),
+        (Literal["yes", "no"] | None, "no", "no"),
+        (list[int], "[1, 2]", [1, 2]),
+        (City, '{"name": "Bern"} and', City(name="Bern")),
+    ],
+)
+async def test_a_whole_answer_at_the_token_limit_is_read(type_: Any, reply: str, expected: Any) -> None:
+    assert await answer(type_, ChatResponse(AiMessage(reply), finish_reason=FinishReason.LENGTH)) == expected
+
+
 async def test_truncated_text_replies_are_returned() -> None:
     cut = ChatResponse(AiMessage("Once upon"), finish_reason=FinishReason.LENGTH)
     result = await answer(Result[str], cut)

@@ -34,7 +34,7 @@ from ..chat import (
 )
 from ..contents import CONTENT_TYPES
 from ..errors import OutputParsingError, Path, RunSuspendedError
-from ..introspection import EMPTY, is_union, unwrapped
+from ..introspection import EMPTY, is_number, is_union, unwrapped
 from ..json_text import arguments_text, value_text
 from ..passages import Passage
 from ..safe_text import faults_of
@@ -377,9 +377,11 @@ class Structure:
     def read(self, text: str, *, complete: bool = True) -> ParsedAnswer:
         """Return the answer in `text`, which may contain other text too. Raises `OutputParsingError`.
 
-        `complete` is False if the text was cut off; lists without JSON are not read then.
+        `complete` is False if the text was cut off; what could go on, such as a number, is not read then.
         """
         try:
+            if not complete and self._may_go_on(text.strip()):
+                raise ValueError("the answer was cut off")
             return self._validate_answer(text.strip())
         except ValueError as error:
             faults = _faults_in(error)
@@ -449,6 +451,30 @@ class Structure:
                 found.append(text[begins.start() : position])
         return found
 
+    def _may_go_on(self, text: str) -> bool:
+        """Return True if a text may be the beginning of another answer, as `12` is one of `1234`."""
+        if self._has_fixed_values:
+            return False
+        try:
+            return is_number(from_json(text, allow_inf_nan=False))
+        except ValueError:  # a date, words, or JSON that is not closed
+            return True
+
+    @property
+    def _has_fixed_values(self) -> bool:
+        """True for booleans, enums and literals."""
+        if not self.wrapped:
+            return False
+        declared = self.schema["properties"]["value"]
+        forms = [self._resolved(each) for each in declared.get("anyOf", (declared,))]
+        return all("enum" in each or "const" in each or each.get("type") in ("boolean", "null") for each in forms)
+
+    def _resolved(self, form: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the schema behind a reference, or the schema itself."""
+        name = form.get("$ref", "").rpartition("/")[2]
+        found: Mapping[str, Any] = self.schema.get("$defs", {}).get(name, {}) if name else form
+        return found
+
     @property
     def _wants_list(self) -> bool:
         return self.wrapped and "array" in _kinds_of(self.schema["properties"]["value"])
@@ -487,11 +513,7 @@ class Structure:
     @property
     def _item_kinds(self) -> set[str]:
         """The JSON types of the items of a list."""
-        listed = self.schema["properties"]["value"]
-        items = listed.get("items", {})
-        reference = items.get("$ref", "").rpartition("/")[2]
-        if reference:
-            items = self.schema.get("$defs", {}).get(reference, {})
+        items = self._resolved(self.schema["properties"]["value"].get("items", {}))
         return {"enum"} if "enum" in items or "const" in items else _kinds_of(items)
 
     @property
