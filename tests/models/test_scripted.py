@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 
@@ -180,6 +180,14 @@ async def test_the_innermost_service_asks() -> None:
     async with Container(models={"default": model}).register(Chef) as container:
         assert await container.get(Chef).plan("dinner") == "Dinner."
         assert "".join([each async for each in container.get(Chef).tell("supper")]) == "Supper."
+
+
+@pytest.mark.parametrize("script", [{}, {Cook: []}], ids=["no script", "no more replies"])
+async def test_a_missing_reply_of_a_service_that_is_a_tool_reaches_the_test(script: Any) -> None:
+    model = ScriptedChatModel({Chef: [tool_call("cook", {"dish": "soup"}), "Dinner."], **script})
+    async with Container(models={"default": model}).register(Chef) as container:
+        with pytest.raises(AssertionError, match="Cook"):
+            await container.get(Chef).plan("dinner")
 
 
 async def test_a_service_without_a_script_and_a_request_of_no_service_are_named() -> None:

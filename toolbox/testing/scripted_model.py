@@ -26,6 +26,7 @@ from ..chat import (
 )
 from ..chat_streams import events_of, words
 from ..context import InvocationContext
+from ..errors import EndsInvocation
 
 Reply: TypeAlias = (
     str
@@ -38,6 +39,13 @@ Reply: TypeAlias = (
 )
 
 _numbers = itertools.count(1)
+
+
+class ScriptError(AssertionError, EndsInvocation):
+    """The script of a test does not fit its program.
+
+    It ends the outer calls too. As the failure of a tool it would only be a text that the outer script never reads.
+    """
 
 
 def tool_call(
@@ -67,7 +75,7 @@ class ScriptedChatModel(ChatModel):
 
     A reply is a `str`, an `AiMessage`, a `ChatResponse`, one `tool_call(…)`, an exception to raise, or a function that
     takes the request and returns (or awaits) any of these. The model raises `AssertionError` when the script has no
-    more replies, and for a service without a script.
+    more replies, and for a service without a script. It reaches the test also from a service that is a tool of another.
     """
 
     def __init__(
@@ -101,7 +109,7 @@ class ScriptedChatModel(ChatModel):
         for reply in self._scripts[service]:
             return await _make_scripted_response(reply, request)
         whose = "" if service is None else f" of {getattr(service, '__name__', service)}"
-        raise AssertionError(
+        raise ScriptError(
             f"no scripted reply for request {len(self.requests)}{whose}, which ends with {request.messages[-1:]!r}; "
             "add a reply with will_reply(…)"
         )
@@ -120,8 +128,8 @@ class ScriptedChatModel(ChatModel):
             return None
         known = ", ".join(getattr(each, "__name__", str(each)) for each in self._scripts) or "no service"
         if context is None:
-            raise AssertionError(f"request {len(self.requests)} comes from no service; there are scripts for {known}")
-        raise AssertionError(f"no script for the service {context.service.__name__}; there are scripts for {known}")
+            raise ScriptError(f"request {len(self.requests)} comes from no service; there are scripts for {known}")
+        raise ScriptError(f"no script for the service {context.service.__name__}; there are scripts for {known}")
 
     async def stream(self, request: ChatRequest) -> AsyncIterator[StreamEvent]:
         """Yield the next reply as stream events, word by word. Raises `AssertionError` if there is none."""
@@ -145,7 +153,7 @@ async def _make_scripted_response(reply: object, request: ChatRequest) -> ChatRe
         made = reply(request)
         return await _make_scripted_response(await made if inspect.isawaitable(made) else made, request)
     expected = "a str, AiMessage, ChatResponse, tool_call(…), exception or function"
-    raise AssertionError(f"invalid scripted reply {reply!r}; expected {expected}")
+    raise ScriptError(f"invalid scripted reply {reply!r}; expected {expected}")
 
 
 # --- the requests that a model received
