@@ -143,6 +143,17 @@ def test_an_unknown_name_is_a_problem_with_the_nearest_name() -> None:
     assert "unknown model 'smal'; did you mean 'small'?" in problem_of(container)
 
 
+def test_a_name_that_no_variable_can_have_is_not_offered_as_one() -> None:
+    @register_ai_service(model="openai:gpt-5-mini")
+    class Clerk(Protocol):
+        async def chat(self, text: str) -> str: ...
+
+    text = problem_of(Container().register(Clerk))
+
+    assert "unknown model 'openai:gpt-5-mini'" in text
+    assert "TOOLBOX_MODELS" not in text
+
+
 def test_services_are_never_suggested_for_a_model() -> None:
     @register_ai_service(model="small")
     class Chat(Protocol):

@@ -6,7 +6,7 @@ import os
 import textwrap
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import pytest
 
@@ -103,6 +103,22 @@ def test_unknown_options_are_rejected_by_the_decorator() -> None:
 
     with pytest.raises(TypeError, match="max_tool_rounds"):
         create_ai_service(Other, chat_model=ScriptedChatModel([]), max_tool_round=3)
+
+
+@pytest.mark.parametrize(
+    ("option", "place"),
+    [
+        ("instructions", "@system_message"),
+        ("output_type", "the return type"),
+        ("guardrails", "@output_guardrails"),
+        ("handoffs", "@hands_over_to"),
+    ],
+)
+def test_an_option_of_another_library_is_led_to_what_takes_its_place(option: str, place: str) -> None:
+    given: dict[str, Any] = {option: "x"}
+
+    with pytest.raises(TypeError, match=f"unknown option {option}=; use .*{place}"):
+        register_ai_service(**given)
 
 
 # --- the implementation

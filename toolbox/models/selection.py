@@ -8,6 +8,7 @@ producers make, and the beans of all of them (`hosts.model_beans`).
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -97,11 +98,12 @@ class NamedModels:
             return Problem(where, f"the settings of model {name!r} have no model name", f"set {variable}")
         if name != DEFAULT_NAME:
             names = sorted({*self._given, *self._settings.models, *others})
+            settings = f" or set {variable}" if re.fullmatch(r"\w+", variable, re.ASCII) else ""
             return Problem(
                 where,
                 f"unknown model {name!r}{did_you_mean(name, names)}",
-                f"pass it as Container(models={{{name!r}: …}}) or set {variable}, or register a producer of ChatModel "
-                f"with this name",
+                f"pass it as Container(models={{{name!r}: …}}){settings}, or register a producer of ChatModel with "
+                f"this name",
             )
         if _is_default_in_environment():
             return provider.problem(name, None, where)

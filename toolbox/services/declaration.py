@@ -321,11 +321,27 @@ def options_for(cls: type[Any], given: Mapping[str, Any]) -> ServiceOptions:
     return _options(service_options_of(cls) or ServiceOptions(), given, "create_ai_service")
 
 
+_NOT_OPTIONS = {
+    **dict.fromkeys(("system_message", "system_prompt", "instructions"), "@system_message(…) on the class or a method"),
+    **dict.fromkeys(("user_message", "prompt"), "@user_message(…) on a method"),
+    **dict.fromkeys(("output_type", "result_type", "response_format"), "the return type of a method"),
+    "guardrails": "@input_guardrails(…) and @output_guardrails(…)",
+    "input_guardrails": "@input_guardrails(…)",
+    "output_guardrails": "@output_guardrails(…)",
+    "interceptors": "@interceptors(…)",
+    "handoffs": "@hands_over_to(…) on a method",
+    "mcp_servers": "@mcp_toolbox(…)",
+}
+"""Options of other libraries, and decorators that are written like options: what to use here."""
+
+
 def _options(marked: ServiceOptions, given: Mapping[str, Any], what: str) -> ServiceOptions:
     names = [each.name for each in fields(ServiceOptions)]
     for name in given:
         if name not in names:
-            raise TypeError(f"{what}() got an unknown option {name}={did_you_mean(name, names, '{}=')}")
+            place = _NOT_OPTIONS.get(name)
+            fix = did_you_mean(name, names, "{}=") if place is None else f"; use {place}"
+            raise TypeError(f"{what}() got an unknown option {name}={fix}")
     return replace(marked, **{name: value for name, value in given.items() if (name, value) != ("parameters", None)})
 
 
