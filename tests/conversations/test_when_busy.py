@@ -108,6 +108,15 @@ async def test_a_run_that_goes_on_waits_for_its_turn() -> None:
         assert (await resuming).content == "ok"
 
 
+async def test_a_block_cannot_wait_for_a_run_of_its_own_conversation() -> None:
+    async with asyncio.timeout(10), container_of(Gate()) as container:
+        async with container.conversation_scope(Desk, "room"):
+            suspended = await container.get(Desk).chat("room", "refund")
+            with pytest.raises(MemoryInUseError):
+                await container.runs.resume(suspended.run_id or "", {"0": approve()})
+        assert (await container.runs.resume(suspended.run_id or "", {"0": approve()})).content == "ok"
+
+
 async def test_a_call_from_within_is_still_an_error_of_the_program() -> None:
     @tool
     async def ask_again() -> str:

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from ..chat import RunSuspended
 from ..context import context_of_a_run, current_invocation, current_limit
+from ..conversations.memories import Program
 from ..conversations.stopping import STOPPED
 from ..errors import (
     InvocationTimeoutError,
@@ -258,8 +259,11 @@ class RunExecution:
             raise InvocationTimeoutError(self._runs.label_of(stored.service), stored.method, around.seconds) from None
 
     async def refuse_inside_conversation(self, run_id: str) -> None:
-        """Raise `MemoryInUseError` in code that a call of the run's conversation waits for: the run takes its turn."""
-        if entered := (await self._host.memories()).entered_here():
+        """Raise `MemoryInUseError` in code for which a call or block of the run's conversation waits.
+
+        The run would wait for its turn for ever.
+        """
+        if entered := (await self._host.memories()).entered_by(Program()):
             key = self._runs.conversation_of(await self._runs.load(run_id))
             if key is not None and key in entered:
                 raise MemoryInUseError(key.service, key.memory_id)

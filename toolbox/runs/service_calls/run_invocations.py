@@ -479,7 +479,7 @@ class ServiceCall:
     def _never_runs(self, name: str, path: str, invocation: Invocation) -> bool:
         """Return True for a call without a record in a run whose tools are undone: no layer sees it any more.
 
-        A service may have records of its own calls.
+        That of a service may have records below it.
         """
         if not self.session.cancels or self.tools.next_record(path) is not None or self.session.answers_to(path):
             return False
