@@ -313,6 +313,7 @@ class RedisChatMemoryStore(LogStore):
             asked = () if turn is None else (f"i:{turn.id}", f"r:{turn.run_id}")
             found = await self._find_to_write(key, *asked)
             if turn is None and found.head is None:
+                await self._check_lease(key)
                 return
             if found.asked and found.asked[0] is not None:
                 return
@@ -479,6 +480,12 @@ class RedisChatMemoryStore(LogStore):
     def lock(self, key: ChatMemoryKey, *, wait: bool = True) -> AbstractAsyncContextManager[None]:
         """Lock the conversation for one call at a time, across all processes that use the server."""
         return self._leases.lock(key, wait=wait)
+
+    async def _check_lease(self, key: ChatMemoryKey) -> None:
+        """Raise `MemoryLeaseLostError` if this process held the conversation and has lost it."""
+        token = self._leases.token(key)
+        if token is not None and await self.holder(key) != token:
+            raise MemoryLeaseLostError(key.service, key.memory_id)
 
     async def holder(self, key: ChatMemoryKey) -> str | None:
         return _text(await self._client.get(self._keys(key)[0]))

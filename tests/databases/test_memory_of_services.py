@@ -26,6 +26,8 @@ from toolbox.settings import SqlSettings
 from toolbox.sql import SqlChatMemoryStore
 from toolbox.testing import ScriptedChatModel, tool_call
 
+from .conftest import open_store
+
 pytestmark = pytest.mark.anyio
 
 
@@ -181,6 +183,35 @@ async def test_a_call_that_lost_its_lease_fails_and_writes_nothing(database_url:
             await container.get(Assistant).chat("room 7", "hi")
 
         assert await container.chat_memory(Assistant, "room 7").messages() == [UserMessage("the other's")]
+
+
+@tool(requires_approval=True)
+def pay() -> str:
+    return "paid"
+
+
+@register_ai_service(tools=pay)
+class Desk(Protocol):
+    async def chat(self, room: MemoryId[str], question: str) -> str: ...
+
+
+@pytest.mark.parametrize("store_url", ["sqlite_url", "shared_postgres_url", "redis_url"], indirect=True)
+async def test_a_call_that_lost_its_lease_is_not_suspended(store_url: str, another_writes: Any) -> None:
+    """Its run would close the conversation to the process that has it now."""
+    room = f"room of {store_url}"
+
+    def late(request: ChatRequest) -> Any:
+        another_writes(store_url, ChatMemoryKey.of(Desk, room), "the other's")
+        return tool_call("pay")
+
+    async with open_store(store_url, lease=0.2) as store:
+        container = Container(models={"default": ScriptedChatModel([late, "free"])}).register(Desk)
+        async with container.register_instance(store, ChatMemoryStore):
+            with pytest.raises(MemoryLeaseLostError):
+                await container.get(Desk).chat(room, "pay")
+
+            assert await container.runs.list() == []
+            assert await container.get(Desk).chat(room, "hi") == "free"
 
 
 def test_a_conversation_can_be_used_on_another_loop_than_the_containers(database_url: str) -> None:

@@ -262,6 +262,18 @@ async def test_a_lease_is_released_after_the_renewal_in_progress() -> None:
     assert keeper.order == ["renewed", "released"]
 
 
+async def test_a_database_that_does_not_answer_does_not_hold_a_call_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("toolbox.conversations.leases._LAST_WORK", 0.05)
+    keeper = SlowKeeper()  # neither a renewal in progress nor the release ends
+    leases = Leases(keeper, 0.03)
+    async with asyncio.timeout(60):
+        async with leases.lock(ChatMemoryKey("service", "room 7")):
+            await keeper.renewing.wait()
+        await leases.stop()
+
+    assert keeper.order == []
+
+
 async def test_releases_that_take_too_long_have_ended_when_the_store_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toolbox.conversations.leases._LAST_WORK", 0.05)
     keeper = SlowKeeper()

@@ -27,7 +27,7 @@ LEASE = 15.0
 """Seconds until a lease expires if it is not renewed."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25  # seconds between two attempts to take another process's lease
-_LAST_WORK = 5.0  # seconds to wait for releases when the store stops
+_LAST_WORK = 5.0  # seconds to wait for a release at the end of a call, and for all of them when the store stops
 
 
 class LeaseKeeper(Protocol):
@@ -90,8 +90,8 @@ class Leases:
                     self._leaving.discard(key)
             finally:
                 # Release it even if taking it was interrupted, because it may have succeeded. A separate task does it:
-                # this task may be cancelled, and then the lease is released a moment later.
-                await asyncio.shield(self._begin(self._give_back(key, left, keeping)))
+                # this task may be cancelled, or the database may not answer, and then the lease is released later.
+                await asyncio.wait([self._begin(self._give_back(key, left, keeping))], timeout=_LAST_WORK)
 
     def leave(self, key: ChatMemoryKey) -> None:
         """Note that the last write of this process's holder begins. A renewal that waits for it finds no lease."""

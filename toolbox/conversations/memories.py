@@ -286,6 +286,14 @@ class ChatMemories:
             if not await self.store.create(key, new) and owner is not None:
                 await self.store.change(key, lambda head: claimed(head, owner))
 
+    async def keep(self, key: ChatMemoryKey) -> None:
+        """Note that a conversation is used, so that it expires later, on a store with logs.
+
+        Raises `MemoryLeaseLostError` if this process held it and has lost it.
+        """
+        if keeps_logs(self.store):
+            await self.store.write(key, LogWrite())
+
     async def store_beans(self, key: ChatMemoryKey, beans: Mapping[str, Any], owner: Owner | None = None) -> None:
         """Store the JSON values of beans outside of calls. `owner` is that of a conversation that begins with them."""
         if keeps_logs(self.store):

@@ -16,6 +16,7 @@ from contextlib import (
     asynccontextmanager,
     contextmanager,
     nullcontext,
+    suppress,
 )
 from dataclasses import replace
 from functools import partial
@@ -125,6 +126,8 @@ async def _begin_turn(turn: AsyncExitStack, invocation: Invocation) -> Conversat
         await take_stored_charge(invocation, head.in_charge)
     if plan.options.on_suspended == "continue":
         invocation.before_suspension = partial(_append_waiting, invocation)
+    else:
+        invocation.before_suspension = partial(_confirm_turn, invocation)
     return joined
 
 
@@ -175,7 +178,8 @@ async def with_memory(invocation: Invocation) -> AsyncIterator[None]:
     finally:
         invocation.is_ending = True
     if isinstance(invocation.end, Suspend) and (excerpt.head is None or excerpt.head.owner is None):
-        await (await invocation.host.memories()).begin(key, invocation.owner)
+        with suppress(MemoryLeaseLostError):  # the run is suspended; the call that has the conversation now creates it
+            await (await invocation.host.memories()).begin(key, invocation.owner)
     if not isinstance(invocation.end, Finish):
         return
     if invocation.is_recorded and invocation.place is not None:
@@ -184,6 +188,18 @@ async def with_memory(invocation: Invocation) -> AsyncIterator[None]:
         await _append(answered_turn(invocation), invocation, leaves=True)
     elif await _keeps_unfinished(invocation) and (turn := unfinished_turn(invocation, "failed")) is not None:
         await _append(turn, invocation, leaves=True)  # no model has given the answer, so it is not in the conversation
+
+
+async def _confirm_turn(invocation: Invocation) -> None:
+    """Raise `MemoryLeaseLostError` if a call that is to be suspended has lost its conversation, as for its last write.
+
+    Otherwise its run would close the conversation to the calls of the process that has it now. A run that is stored has
+    a lease of its own.
+    """
+    key, place = invocation.memory_key, invocation.place
+    assert key is not None
+    if place is not None and not place.run.is_stored:
+        await (await invocation.host.memories()).keep(key)
 
 
 async def _append_waiting(invocation: Invocation) -> None:
