@@ -39,6 +39,21 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(UntouchedRepository(arguments=config.invocation_params.args))
 
 
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_xdist_auto_num_workers() -> int | None:
+    """Return three workers for two processors: a third of the time, tests wait for servers and other processes."""
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return processors + processors // 2
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported and collected out of the garbage collections of the tests."""
+    gc.collect()
+    gc.freeze()
+
+
 class UntouchedRepository:
     """Fails the run if its tests leave files in the repository: a test writes into `tmp_path`.
 

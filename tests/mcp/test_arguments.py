@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request, Response
 from tests import programs
 from tests.mcp.test_hostile_servers import LISTED, answered, handshake
 from tests.mcp.uvicorn_server import serving
+from tests.mcp.warm_servers import stdio_command
 from toolbox import Container, OpenAiChatModel, Result, ToolErrors, register_ai_service
 from toolbox.mcp import McpConnectionError, McpError, McpServers, mcp_server, mcp_toolbox
 from toolbox.testing import ScriptedChatModel, tool_call
@@ -50,7 +51,7 @@ KEPT = ("nullable", "optional", "choice", "named", "anything", "required", "endl
 
 
 def echoing(schema: dict[str, Any]) -> Any:
-    command, *arguments = programs.command(str(ECHOING), json.dumps(schema))
+    command, *arguments = stdio_command(ECHOING, json.dumps(schema))
     return mcp_server("far", command=command, args=arguments, connect_timeout=110)
 
 

@@ -12,9 +12,9 @@ import pytest
 from fastapi import FastAPI, Request, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tests import programs
 from tests.mcp.test_hostile_servers import answered, handshake
 from tests.mcp.uvicorn_server import serving
+from tests.mcp.warm_servers import stdio_command
 from toolbox import (
     AiMessage,
     Container,
@@ -322,7 +322,7 @@ async def test_nothing_deprecated_is_requested_or_offered() -> None:
 
 
 def library(**options: Any) -> McpServer:
-    command, *arguments = programs.command(str(LIBRARY))
+    command, *arguments = stdio_command(LIBRARY)
     return mcp_server("far", command=command, args=arguments, **{"connect_timeout": 110, **options})
 
 

@@ -7,8 +7,8 @@ from typing import Protocol
 import pytest
 from fastapi import FastAPI
 
-from tests import programs
 from tests.mcp.uvicorn_server import serving
+from tests.mcp.warm_servers import stdio_command
 from toolbox import AiMessage, Container, Result, register_ai_service, tool
 from toolbox.mcp import McpServers, mcp_server, mcp_toolbox
 from toolbox.testing import ScriptedChatModel, tool_call
@@ -44,7 +44,7 @@ async def test_http_servers_offer_their_tools(monkeypatch: pytest.MonkeyPatch) -
 
 
 async def test_tools_that_a_server_adds_later_are_offered() -> None:
-    command, *arguments = programs.command(str(GROWING))
+    command, *arguments = stdio_command(GROWING)
     growing = mcp_server("remote", command=command, args=arguments, connect_timeout=110)
     grow = AiMessage(None, [tool_call("grow")])
     model = ScriptedChatModel([grow, "grown", "seen"])

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import pytest
 from mcp_types import TextContent
 
-from tests import programs
 from tests.conftest import Clock
 from tests.listening import Events
+from tests.mcp.warm_servers import stdio_command
 from toolbox import (
     AiMessage,
     Container,
@@ -51,7 +51,7 @@ LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "e
 
 
 def counter(name: str = "counter", **options: Any) -> Any:
-    command, *arguments = programs.command(str(COUNTER))
+    command, *arguments = stdio_command(COUNTER)
     return mcp_server(name, command=command, args=arguments, env=environment(), **{"connect_timeout": 110, **options})
 
 
@@ -63,7 +63,7 @@ async def first_text(server: McpConnection, tool: str, arguments: dict[str, Any]
 
 
 def telling() -> Any:
-    command, *arguments = programs.command(str(TELLING))
+    command, *arguments = stdio_command(TELLING)
     return mcp_server("counter", command=command, args=arguments, connect_timeout=110)
 
 

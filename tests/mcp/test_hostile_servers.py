@@ -16,9 +16,9 @@ from typing import Any, Protocol
 import pytest
 from fastapi import FastAPI, Request, Response
 
-from tests import programs
 from tests.conftest import Clock
 from tests.mcp.uvicorn_server import serving
+from tests.mcp.warm_servers import stdio_command
 from toolbox import (
     AiMessage,
     AudioContent,
@@ -54,7 +54,7 @@ PNG = base64.b64encode(b"\x89PNG").decode()
 
 
 def hostile(replies: dict[str, Any], **options: Any) -> McpServer:
-    command, *arguments = programs.command(str(HOSTILE), json.dumps(replies))
+    command, *arguments = stdio_command(HOSTILE, json.dumps(replies))
     return mcp_server("far", command=command, args=arguments, **{"timeout": 60, "connect_timeout": 110, **options})
 
 

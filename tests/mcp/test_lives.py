@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests import programs
 from tests.conftest import Clock, free_port
+from tests.mcp.warm_servers import stdio_command
 from toolbox import Container
 from toolbox.mcp import McpConnectionError, McpServer, McpServers, McpTimeoutError, mcp_server
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def mortal() -> McpServer:
-    command, *arguments = programs.command(str(MORTAL))
+    command, *arguments = stdio_command(MORTAL)
     return mcp_server("mortal", command=command, args=arguments, env={"PYTHONPATH": str(ROOT)}, connect_timeout=110)
 
 

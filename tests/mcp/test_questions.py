@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from tests import programs
+from tests.mcp.warm_servers import stdio_command
 from toolbox import AiMessage, Container, Result, register_ai_service
 from toolbox.guardrails import GuardrailResult, ToolInputGuardrail, ToolInputGuardrailRequest, tool_input_guardrails
 from toolbox.mcp import McpError, McpInputRequiredError, McpServer, McpServers, mcp_server, mcp_toolbox
@@ -25,7 +25,7 @@ class Waiter(Protocol):
 
 
 def kitchen() -> McpServer:
-    command, *arguments = programs.command(str(ASKING))
+    command, *arguments = stdio_command(ASKING)
     return mcp_server("kitchen", command=command, args=arguments, connect_timeout=110)
 
 
@@ -116,7 +116,7 @@ class Careful(Protocol):
 async def test_a_server_that_got_an_answer_gets_the_arguments_that_guardrails_and_persons_let_through(
     edit: Any, result: str
 ) -> None:
-    command, *arguments = programs.command(str(ASKING))
+    command, *arguments = stdio_command(ASKING)
     server = mcp_server("kitchen", command=command, args=arguments, connect_timeout=110, approval="all")
     model = ScriptedChatModel([orders("beef soup"), "Coming!"])
     async with Container(models={"default": model}).register(Careful).register_instance(server, name="kitchen") as here:
@@ -265,7 +265,7 @@ async def test_a_program_can_answer_itself() -> None:
 
 
 async def test_calls_of_destructive_tools_wait_for_approval() -> None:
-    command, *arguments = programs.command(str(LIBRARY))
+    command, *arguments = stdio_command(LIBRARY)
     library = mcp_server("kitchen", command=command, args=arguments, approval="destructive", connect_timeout=110)
     calls = [tool_call("find", {"title": "a"}), tool_call("burn", {"title": "a"}), tool_call("burn", {"title": "b"})]
     container, _ = restaurant(AiMessage(None, calls), "done", server=library)
