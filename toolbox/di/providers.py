@@ -10,14 +10,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from dependency_injector import containers, providers
+from dependency_injector import providers
 
 from .descriptions import provider_names
 from .graph import Bean, BeanGraph
 from .scopes import OpenScope
 from .values import DEFAULT, Constant, SingleBean, Value, beans_in
+
+if TYPE_CHECKING:
+    from dependency_injector.containers import DynamicContainer
 
 
 class Started(Protocol):
@@ -136,17 +139,39 @@ def end_override(provider: Any, fake: Any) -> None:
         provider.override(each)
 
 
+def _show(container: DynamicContainer, name: str, provider: BeanProvider) -> None:
+    """Add a provider to a container. A bean must not hide a member of the container."""
+    if hasattr(container, name):
+        container.providers[name] = provider
+    else:
+        container.set_provider(name, provider)
+
+
 class Providers:
     """The providers of one started container, by key and by name."""
 
     def __init__(self, graph: BeanGraph, started: Started) -> None:
         self._graph, self._started = graph, started
-        self.container = containers.DynamicContainer()
-        self._reserved = frozenset(dir(self.container))
         self._of_bean: list[BeanProvider] = []
+        self._named: dict[str, BeanProvider] = {}
+        self._container: DynamicContainer | None = None
+        self._lock = threading.Lock()  # several threads may ask for the container while beans are added
 
     def __getitem__(self, key: int) -> BeanProvider:
         return self._of_bean[key]
+
+    @property
+    def container(self) -> DynamicContainer:
+        """Return the container of the named providers, which is created on first use."""
+        with self._lock:
+            if self._container is None:
+                # Imported late: it imports the web frameworks that are installed.
+                from dependency_injector.containers import DynamicContainer
+
+                self._container = DynamicContainer()
+                for name, provider in self._named.items():
+                    _show(self._container, name, provider)
+            return self._container
 
     def override(self, key: int, fake: Any) -> Any:
         """Replace a bean by `fake`; return the provider to pass to `take_back`."""
@@ -166,22 +191,25 @@ class Providers:
     def grow(self, beans: Sequence[Bean]) -> None:
         """Create providers for those of the beans that have none. `beans` are all beans of the graph at one time."""
         new = beans[len(self._of_bean) :]
-        names = provider_names(self._graph, new, self.container.providers)
-        self._of_bean += [
-            BeanProvider(each.definition.factory).belong_to(self._started, self._graph.single(each.key)) for each in new
-        ]
-        for name, bean in sorted(zip(names, new, strict=True), key=lambda each: each[1].definition.implicit):
-            self._put(name, bean.key)
+        with self._lock:
+            # Names that a program has put into the container count too.
+            taken = {*self._named, *(() if self._container is None else self._container.providers)}
+            names = provider_names(self._graph, new, taken)
+            self._of_bean += [
+                BeanProvider(each.definition.factory).belong_to(self._started, self._graph.single(each.key))
+                for each in new
+            ]
+            for name, bean in sorted(zip(names, new, strict=True), key=lambda each: each[1].definition.implicit):
+                if name not in taken and bean.key not in self._graph.templates:
+                    taken.add(name)
+                    self._put(name, self._of_bean[bean.key])
         for bean in new:
             self._inject(self._of_bean[bean.key], bean.needs)
 
-    def _put(self, name: str, key: int) -> None:
-        if key in self._graph.templates or name in self.container.providers:
-            return
-        if name in self._reserved:  # a bean must not hide a method of the container
-            self.container.providers[name] = self._of_bean[key]
-        else:
-            self.container.set_provider(name, self._of_bean[key])
+    def _put(self, name: str, provider: BeanProvider) -> None:
+        self._named[name] = provider
+        if self._container is not None:
+            _show(self._container, name, provider)
 
     def _inject(self, provider: BeanProvider, needs: Any) -> None:
         args, kwargs = [], {}
