@@ -153,7 +153,7 @@ class RunSession:
 
     @property
     def failures(self) -> int:
-        """How often the run had failed before this process continued it."""
+        """The number of failures before this process continued the run."""
         return 0 if self.document is None else self.document.failures
 
     def stays_after(self, error: BaseException) -> bool:

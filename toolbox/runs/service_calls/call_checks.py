@@ -350,7 +350,7 @@ class _Needs:
     def _seeds_and_services_behind(self, first: Value) -> Iterator[tuple[int, ...]]:
         """Yield a path of beans to each seed that is not kept, and to each service, that a value needs.
 
-        Needed at once or in a later lookup. A program calls the methods of a service bean in code of its own.
+        Needed at once or in a later lookup. A program calls the methods of a service bean in its code.
         """
         # Not `graph.seeds_behind`: what an `Instance` looks up may be asked for while the seeds are there. In a run it
         # is asked for whenever the run gets there, and that can be after an answer.

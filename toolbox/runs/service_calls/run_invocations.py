@@ -280,6 +280,7 @@ class ServiceCall:
         snapshots, replies = session.numbered(path, "s"), session.numbered(path, "r")
         state: State | None = None
         before: State | None = None
+        last: Mapping[str, Any] | None = None
         left, notes, usage, number, place = None, {}, None, 0, self.at(path)
         dropped: list[tuple[ChatResponse, str | None]] = []
         with session.reading():
@@ -297,7 +298,7 @@ class ServiceCall:
             if state is None:
                 return None
             place.written = state
-            if place.next_reply in replies and self._led_to_failure(last):
+            if last is not None and self._led_to_failure(last):
                 # Giving the reply again would only fail again.
                 if self._has_begun_after(path, state):
                     state = state.changed(output_retries=state.output_retries - 1)  # the model reads what is wrong
