@@ -57,10 +57,11 @@ def is_executor(value: object) -> bool:
 
 
 def _mark(execution: Execution, target: F) -> F:
-    if not (callable(target) or isinstance(target, (staticmethod, classmethod))):
-        raise TypeError(f"{decorator_of(execution)}: expected a function or method, got {target!r}")
     # Static and class methods store the mark on their wrapper, which has attributes since Python 3.10.
-    setattr(target, EXECUTION_MARK, execution)
+    try:
+        setattr(target, EXECUTION_MARK, execution)
+    except AttributeError:
+        raise TypeError(f"{decorator_of(execution)}: expected a function or method, got {target!r}") from None
     return target
 
 
