@@ -193,8 +193,8 @@ async def with_memory(invocation: Invocation) -> AsyncIterator[None]:
 async def _confirm_turn(invocation: Invocation) -> None:
     """Raise `MemoryLeaseLostError` if a call that is to be suspended has lost its conversation, as for its last write.
 
-    Otherwise its run would close the conversation to the calls of the process that has it now. A run that is stored has
-    a lease of its own.
+    Otherwise its run would close the conversation to the calls of the process that has it now. A stored run has a
+    separate lease.
     """
     key, place = invocation.memory_key, invocation.place
     assert key is not None
