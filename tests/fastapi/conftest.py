@@ -71,12 +71,15 @@ def serving() -> Running:
 
 @pytest.fixture(scope="session")
 def serving_on_a_thread() -> Callable[[FastAPI], AbstractContextManager[str]]:
-    """`with serving_on_a_thread(app) as url:` serves the application with uvicorn, such as for a browser."""
+    """`with serving_on_a_thread(app) as url:` serves the application with uvicorn, such as for a browser.
+
+    At the end, it does not wait for pages that are still open and follow a stream.
+    """
 
     @contextmanager
     def serve(app: FastAPI) -> Iterator[str]:
         listening = socket.create_server(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none", timeout_graceful_shutdown=5))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none", timeout_graceful_shutdown=0))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         try:

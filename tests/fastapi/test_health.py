@@ -18,6 +18,7 @@ from pydantic import SecretStr
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from tests import programs
+from tests.mcp.warm_servers import stdio_command
 from toolbox import Container, application_scoped, produces, request_scoped
 from toolbox.mcp import McpServers, mcp_server
 from toolbox.redis import RedisChatMemoryStore, client
@@ -270,7 +271,7 @@ async def pid_of(servers: McpServers) -> int:
 
 
 async def test_mcp_servers_are_checked_once_they_are_used(running: Running) -> None:
-    command, *arguments = programs.command(str(MORTAL))
+    command, *arguments = stdio_command(MORTAL)
     used = mcp_server("used", command=command, args=arguments, connect_timeout=110)
     unused = mcp_server("unused", command="a-program-that-does-not-exist")
     app = application(McpServers)
