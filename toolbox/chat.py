@@ -278,14 +278,14 @@ Message: TypeAlias = SystemMessage | UserMessage | AiMessage | ToolExecutionResu
 """One message of a conversation."""
 
 
-def check_messages(given: Iterable[Any], where: str) -> tuple[Message, ...]:
-    """Return the messages. Raises `TypeError` for anything else, such as the dictionaries that a client sends."""
-    messages = tuple(given)
-    for each in messages:
+def check_messages(given: object, where: str) -> None:
+    """Raise `TypeError` for anything but a list of messages, such as the dictionaries that a client sends."""
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise TypeError(f"{where}: expected a list of messages, got {type(given).__name__}")
+    for each in given:
         if not isinstance(each, Message):
             fix = "messages_from_json(…) of toolbox.transcripts reads stored ones"
             raise TypeError(f"{where}: expected messages such as UserMessage(…), got {type(each).__name__}; {fix}")
-    return messages
 
 
 # --- requests and replies

@@ -127,12 +127,17 @@ async def test_the_context_has_the_last_user_message_of_the_history() -> None:
 
 
 @pytest.mark.parametrize(
-    ("history", "kind"), [(UserMessage("Hello"), "UserMessage"), ("Hello", "str"), ([1, UserMessage("Hello")], "int")]
+    ("history", "fact"),
+    [
+        (UserMessage("Hello"), "a list of messages, got UserMessage$"),
+        ("Hello", "a list of messages, got str$"),
+        ([1, UserMessage("Hello")], r"messages such as UserMessage\(…\), got int; messages_from_json"),
+    ],
 )
-async def test_a_history_of_other_types_names_its_parameter(history: Any, kind: str) -> None:
+async def test_a_history_of_other_types_names_its_parameter(history: Any, fact: str) -> None:
     service, model = clerk("never")
 
-    with pytest.raises(TypeError, match=rf"Clerk\.go_on\(\): history: expected a list of messages, got {kind}$"):
+    with pytest.raises(TypeError, match=rf"Clerk\.go_on\(\), parameter history: expected {fact}"):
         await service.go_on(history)
     assert model.requests == []
 

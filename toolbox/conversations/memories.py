@@ -535,13 +535,13 @@ class ChatMemory:
 
         Raises `TypeError` for anything but messages.
         """
-        checked = check_messages(messages, "ChatMemory.add")
+        check_messages(messages, "ChatMemory.add")
         program = Program()
 
         async def write() -> None:
             memories = await self._host.memories()
             async with memories.enter(self._key, program):
-                await memories.add(self._key, checked)
+                await memories.add(self._key, messages)
 
         await self._host.on_own_loop(write)
 

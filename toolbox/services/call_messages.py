@@ -59,11 +59,8 @@ class MethodMessages:
         Raises `ValueError` for a history that is sent alone and that a model cannot answer.
         """
         for name in self.history:
-            given = () if arguments[name] is None else arguments[name]
-            is_list = isinstance(given, Sequence) and not isinstance(given, str)
-            wrong = next((each for each in given if not isinstance(each, Message)), None) if is_list else given
-            if wrong is not None:
-                raise TypeError(f"{self.where}(): {name}: expected a list of messages, got {type(wrong).__name__}")
+            if (given := arguments[name]) is not None:
+                check_messages(given, f"{self.where}(), parameter {name}")
         if not self.continues_history:
             return
         last = next((given[-1] for name in reversed(self.history) if (given := arguments[name])), None)
@@ -73,12 +70,8 @@ class MethodMessages:
             raise ValueError(f"{self.where}(): {self.history[-1]} {needed}, but ends with {found}")
 
     def read_history(self, arguments: Mapping[str, Any]) -> tuple[Message, ...]:
-        """Return the messages in the arguments of a call. Raises `TypeError` for anything else."""
-        return tuple(
-            each
-            for name in self.history
-            for each in check_messages(arguments[name] or (), f"{self.where}(), parameter {name}")
-        )
+        """Return the messages in the arguments of a call."""
+        return tuple(each for name in self.history for each in arguments[name] or ())
 
     def make_user_message(self, arguments: Mapping[str, Any]) -> UserMessage:
         """Return the user message of a call. Raises `TypeError` if it is None."""
