@@ -235,12 +235,13 @@ class ContainerHost(ServiceHosting[ModelBeans]):
         A plugin for tests may start a container on the loop of a fixture, which does not run during a test on another
         one. Raises `ContainerNotStartedError`, also without any loop that runs.
         """
-        if self.running_loop is None:
+        if (home := self.running_loop) is None:
             raise ContainerNotStartedError("a call of a service", self._forked)
-        if not self.running_loop.is_running() and (here := running_loop()) is not None:
-            return here
-        refuse_idle(self.running_loop, "a call of a service")
-        return self.running_loop
+        if not home.is_running():
+            if (here := running_loop()) is not None:
+                return here
+            refuse_idle(home, "a call of a service")
+        return home
 
     def sync_loop(self) -> asyncio.AbstractEventLoop:
         """Return the event loop for synchronous methods: that of the container."""
