@@ -4,9 +4,9 @@ A stream and a durable run are the same call. What a stream adds is `streamed` (
 pieces, and the reader gets each event when it happens. What a run adds is the `place` of the invocation, which a call
 has if it is durable or may be suspended. A durable run is stored before `run_call`, another one at its first
 suspension; its end is stored after `run_call` (`runs/run_execution.py`). The layers of its plan give what is recorded
-of a model request or a tool call, else perform it and write the record (`runs/run_layers.py`); before the run is
-stored, they only remember results of tools. One that continues begins with its stored state. A plain call has neither,
-and nothing of what `blocks_around` and `within_layers` list.
+of a model request or a tool call, else perform it and write the record (`runs/service_calls/run_layers.py`); before
+the run is stored, they only remember results of tools. One that continues begins with its stored state. A plain call
+has neither, and nothing of what `blocks_around` and `within_layers` list.
 
 Not here: making the invocation of the arguments (`methods`, `invocation`), deciding the next effect (`loop`), handing
 the items of a stream over (`streams`).
