@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import pytest
 
 from toolbox import Container, Inject, ModelConnectionError, Result, register_ai_service, tool
-from toolbox.errors import RunStoreError
+from toolbox.errors import OutputParsingError, RunStoreError
 from toolbox.limits import CostEstimator, UsageLimitExceededError, UsageLimits, current_usage, usage_limits
 from toolbox.runs import RunFailedError, RunId, Runs, RunStore, approve
 from toolbox.testing import ScriptedChatModel, tool_call
@@ -265,3 +265,27 @@ async def test_the_replies_of_an_inner_service_that_goes_on_are_counted_once() -
 
         assert (await here.runs.retry("r")).content == "done"
     assert ran == ["look"]
+
+
+async def test_a_reply_of_an_inner_service_that_is_asked_for_again_was_paid() -> None:
+    def fail(error: Exception, _: Any) -> str:
+        raise error
+
+    @register_ai_service(max_output_retries=0)
+    class Counting(Protocol):
+        @tool
+        async def count(self, text: str) -> int:
+            """Count."""
+            ...
+
+    @register_ai_service(tools=Counting, limits=UsageLimits(model_calls=3), durable=True, on_tool_execution_error=fail)
+    class Strict(Protocol):
+        async def ask(self, run: RunId, text: str) -> str: ...
+
+    replies = [asks(tool_call("count", {"text": "x"})), says("no number"), says("5"), says("done")]
+    async with container(*replies, services=(Strict,)).register_instance(Kept(), RunStore) as here:
+        with pytest.raises(OutputParsingError):
+            await here.get(Strict).ask("r", "x")
+
+        with pytest.raises(UsageLimitExceededError, match="model_calls=3"):
+            await here.runs.retry("r")

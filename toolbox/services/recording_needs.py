@@ -134,8 +134,8 @@ class StoredInvocation:
 
     `remaining` are the seconds until its deadline; None without one. `notes` are those of the context. `usage` is what
     it has used so far, if it has limits. That does not contain `inner_replies`, which services within it got after its
-    own last record, with the names of their models, and which are not replayed; they can be read once. `failure` is the
-    one with which it failed.
+    own last record, with the names of their models, and which are not replayed; they can be read once. `dropped` is a
+    reply of its own that was paid, and for which the model is asked again. `failure` is the one with which it failed.
     """
 
     state: State
@@ -143,6 +143,7 @@ class StoredInvocation:
     notes: Mapping[str, Any]
     usage: Usage | None = None
     inner_replies: Iterable[tuple[ChatResponse, str | None]] = ()
+    dropped: Sequence[tuple[ChatResponse, str | None]] = ()
     failure: RecordedFailure | None = None
 
 

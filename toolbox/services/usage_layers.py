@@ -54,12 +54,16 @@ async def in_account(call: ModelCall) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def with_recorded_usage(invocation: Invocation) -> AsyncIterator[None]:
-    """Count what services within a resumed invocation have used since its last record, which has its usage so far."""
-    # What they still replay is counted then. An inner invocation counts its own part itself.
+    """Count what a resumed invocation and services within have used since its last record, which has its usage so far.
+
+    What services within still replay is counted then. An inner invocation counts its own part itself.
+    """
     account, stored = invocation.account, invocation.stored
     assert account is not None
-    if stored is not None and account.limits is not None:
-        account.usage += await _usage_of(stored.inner_replies, invocation)
+    if stored is not None:
+        if account.limits is not None:
+            account.usage += await _usage_of(stored.inner_replies, invocation)
+        account.restore(await _usage_of(stored.dropped, invocation))  # as the replay of it would
     yield
 
 

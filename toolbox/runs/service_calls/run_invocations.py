@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from itertools import chain
 from typing import Any, TypeVar, cast
 
 from ...chat import ChatResponse, PendingCall, RunSuspended, ToolExecution, ToolExecutionRequest
@@ -315,7 +314,8 @@ class ServiceCall:
                 remaining=left,
                 notes=notes,
                 usage=None if usage is None else usage_from_dict(usage),
-                inner_replies=chain(dropped, self._replies_within(path)),
+                inner_replies=self._replies_within(path),
+                dropped=dropped,
                 failure=None if failed is None else FAILURE.read(session.read_record(failed)),
             )
 
