@@ -27,7 +27,7 @@ from toolbox import (
 )
 from toolbox.chat import StreamingChatModel
 from toolbox.interceptors import ModelInterceptor, ModelInvocation, ModelProceed, interceptors
-from toolbox.runs import durable
+from toolbox.runs import RunId, durable
 from toolbox.settings import SqlSettings
 from toolbox.testing import tool_call
 
@@ -328,6 +328,9 @@ class Rooms(Protocol):
     @durable
     async def order(self, question: str) -> str: ...
 
+    @durable
+    async def order_once(self, run: RunId, question: str) -> str: ...
+
 
 async def test_requests_with_a_conversation_or_a_run_need_no_second_connection(start: Start) -> None:
     one: Any = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 10}
@@ -342,6 +345,10 @@ async def test_requests_with_a_conversation_or_a_run_need_no_second_connection(s
         def chat(rooms: Rooms) -> Awaitable[str]:
             return rooms.chat("a", "?")
 
-        answers = await asyncio.gather(request(chat), request(chat), request(lambda rooms: rooms.order("?")))
+        def order_once(rooms: Rooms) -> Awaitable[str]:
+            return rooms.order_once("r", "?")
 
-        assert answers == ["ok Ada"] * 3
+        asked = (chat, chat, lambda rooms: rooms.order("?"), order_once, order_once)
+        answers = await asyncio.gather(*map(request, asked))
+
+        assert answers == ["ok Ada"] * 5

@@ -82,8 +82,8 @@ class NewServiceCalls:
         """
         await self._refuse_without_role(plan, arguments)
         new, result = await self._make_run(plan, arguments, follows=False), None
+        await self._release_connections(plan, arguments)
         if not await self._exists(plan, new):
-            await self._release_connections(plan, arguments)
             await self._check_conversation(plan, arguments)
             new = await self._with_checked_input(plan, new, arguments)
             result = await self._new.execute_here(new)
@@ -98,7 +98,7 @@ class NewServiceCalls:
         return plan.run_id_parameter is not None and await self._runs.find(new.stored.id) is not None
 
     async def _release_connections(self, plan: MethodPlan, arguments: Mapping[str, Any]) -> None:
-        """Let the caller's database sessions give their connections back: a run takes one before it asks a model.
+        """Let the caller's database sessions give their connections back: the call takes one to look for its run.
 
         Where all connections of a pool are held by requests whose runs wait for one, nobody would go on.
         """
