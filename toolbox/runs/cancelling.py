@@ -101,7 +101,7 @@ class Cancelling:
 
     def _must_undo(self, stored: StoredRun) -> bool:
         """Return True if tools of this run may have to be undone when it is cancelled."""
-        if not self._preparing.undoes_tools():
+        if not self._preparing.may_undo_tools():
             return False
         try:
             self._preparing.prepare(stored)

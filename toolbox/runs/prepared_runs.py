@@ -42,7 +42,7 @@ class IdentityLoader(Protocol):
 class PreparedRuns:
     """Finds the bodies of the stored runs of a host: to continue them, and to read what came of them.
 
-    `bodies_of` returns the bodies of a service with this stored name, by the names of their methods. `undoes_tools`
+    `bodies_of` returns the bodies of a service with this stored name, by the names of their methods. `may_undo_tools`
     returns True if a run of this program may have to undo what it has done when it is cancelled.
     """
 
@@ -51,9 +51,9 @@ class PreparedRuns:
         host: RunsHost,
         runs: StoredRuns,
         bodies_of: Callable[[str], Mapping[str, RunBody]],
-        undoes_tools: Callable[[], bool],
+        may_undo_tools: Callable[[], bool],
     ) -> None:
-        self._host, self._runs, self._bodies_of, self.undoes_tools = host, runs, bodies_of, undoes_tools
+        self._host, self._runs, self._bodies_of, self.may_undo_tools = host, runs, bodies_of, may_undo_tools
 
     def find_body(self, stored: StoredRun) -> RunBody | None:
         """Return the body of a run; None if this program has none."""

@@ -380,7 +380,7 @@ class RunExecution:
         Returns what to execute next, in place of the method, if the tools of the run are to be undone.
         """
         document = with_cancellation(prepared.document, wish)
-        if not self._preparing.undoes_tools():
+        if not self._preparing.may_undo_tools():
             await session.write_end("cancelled", reason=document.reason, history=document.history)
             raise RunCancelledError(session.id, document.reason) from None
         document = document.changed(cancels=True)

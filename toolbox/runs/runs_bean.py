@@ -68,10 +68,10 @@ class Runs:
         self._host, self._stored = host, StoredRuns(host)
         # The bodies of runs are the service methods of this program. Those of another kind would be added to them here.
         bodies = ServiceBodies(host, self._stored)
-        self._preparing = preparing = PreparedRuns(host, self._stored, bodies.of, bodies.undo_tools)
+        self._preparing = preparing = PreparedRuns(host, self._stored, bodies.of, bodies.may_undo_tools)
         self._execution = RunExecution(host, self._stored, preparing, self.watch_times)
         self._resuming = Resuming(host, self._stored, preparing, self._execution)
-        self._take_over = TakeOver(host, self._stored, self._execution, self._resuming.expire, bodies.use_times)
+        self._take_over = TakeOver(host, self._stored, self._execution, self._resuming.expire, bodies.may_wait)
         new = NewRuns(host, self._stored, self._execution, self._submit)
         self._new = NewServiceCalls(host, self._stored, new)
         self._retrying = Retrying(self._stored, preparing, self._execution, self.watch_times)

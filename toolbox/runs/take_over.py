@@ -36,7 +36,7 @@ _AFTER_ERRORS = 1.0  # seconds between two looks for lapsed runs while the store
 class TakeOver:
     """Submits runs to the engine: new ones, answered ones, and those whose lease has expired.
 
-    `expire` rejects the calls of a run that have expired. `use_times` returns True if runs of this program may wait for
+    `expire` rejects the calls of a run that have expired. `may_wait` returns True if runs of this program may wait for
     a time.
     """
 
@@ -46,10 +46,10 @@ class TakeOver:
         runs: StoredRuns,
         execution: RunExecution,
         expire: Callable[[str], Awaitable[Coroutine[Any, Any, object] | None]],
-        use_times: Callable[[], bool],
+        may_wait: Callable[[], bool],
     ) -> None:
         self._host, self._runs, self._execution, self._expire = host, runs, execution, expire
-        self._use_times = use_times
+        self._may_wait = may_wait
         self._engine: RunEngine | None = None
         self._clock = StoreClock()
         self._sweeping: asyncio.Task[None] | None = None
@@ -73,7 +73,7 @@ class TakeOver:
         self._engine = await self._host.run_engine()
         if (attach := getattr(self._engine, "attach", None)) is not None:
             await attach(runs, take_over)
-        self._watches_times = self._use_times()
+        self._watches_times = self._may_wait()
         if take_over:
             self._start_sweeping(store)
 

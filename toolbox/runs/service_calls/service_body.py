@@ -60,13 +60,13 @@ class ServiceBodies:
         plans = self._host.plans_of(service)
         return {name: ServiceBody(self._host, self._runs, plan) for name, plan in plans.items()}
 
-    def undo_tools(self) -> bool:
+    def may_undo_tools(self) -> bool:
         """Return True if a service of this program undoes tools when a call fails."""
         own = [plan for methods in self._host.plans.values() for plan in methods.values()]
         everything = [*own, *(inner for plan in own for inner in services_below(plan))]
         return any(each.options.compensate_on_failure for each in everything)
 
-    def use_times(self) -> bool:
+    def may_wait(self) -> bool:
         """Return True if runs of this program may wait for a next try, or for the expiry of a pending call.
 
         A tool provider of the program may offer a tool with `approval_expires=`.
