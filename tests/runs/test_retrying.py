@@ -418,6 +418,19 @@ async def test_the_model_reads_why_an_answer_beside_calls_ended_the_run(start: S
     assert ran == [1]
 
 
+@pytest.mark.parametrize("method", [Clerk.ask, Teller.count])
+async def test_the_model_reads_what_was_wrong_until_there_is_another_reply(start: Start, method: Any) -> None:
+    wrong = tool_call("invented") if method is Clerk.ask else tool_call(ANSWER_TOOL, {"number": "many"})
+    right = "done" if method is Clerk.ask else tool_call(ANSWER_TOOL, {"number": 7})
+    here = await start(asks(tool_call("step", {"n": 1}), wrong), DOWN, right)
+    failed = await fail(here, method, "hi")
+    with pytest.raises(ModelConnectionError):
+        await here.runs.retry(failed.id)
+
+    assert (await here.runs.retry(failed.id)).content in ("done", Answer(number=7))
+    assert ran == [1]
+
+
 async def test_an_answer_that_a_guardrail_refused_is_asked_for_again(start: Start) -> None:
     here = await start("bad", "good")
     failed = await fail(here, Clerk.judged, "hi")

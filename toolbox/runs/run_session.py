@@ -103,6 +103,7 @@ class RunSession:
         self._with_beans: list[RecordKey] = []
         self.last_with_beans = ""
         self._forgotten: set[RecordKey] = set()
+        self._awaiting_reply: set[str] = set()
 
     @classmethod
     def of(
@@ -301,10 +302,14 @@ class RunSession:
         if key in self._counted:
             self._counted.remove(key)
 
+    def await_reply(self, path: str) -> None:
+        """Note that an invocation needs another reply: its last one has led to the failure of the run."""
+        self._awaiting_reply.add(path)
+
     @property
     def lacks_reply(self) -> bool:
-        """True if the model was to be asked again for a reply that was forgotten, and has given none."""
-        return any(key.fact == "r" for key in self._forgotten)
+        """True if an invocation needs another reply than the one that has led to a failure, and has none so far."""
+        return bool(self._awaiting_reply)
 
     @property
     def suspensions(self) -> int:
@@ -425,6 +430,8 @@ class RunSession:
         with self.using_store() as store:
             self._messages = await store.append(self.id, self.generation, [record])
         self._forgotten.discard(key)
+        if key.fact == "r":
+            self._awaiting_reply.discard(key.place)
         self._add(key, Recorded(kind, data))
         self.has_new_records = True
 

@@ -299,13 +299,15 @@ class ServiceCall:
             place.written = state
             if last is not None and self._led_to_failure(last):
                 # Giving the reply again would only fail again.
-                if self._has_begun_after(path, state):
-                    state = state.changed(output_retries=state.output_retries - 1)  # the model reads what is wrong
-                else:
+                if not self._has_begun_after(path, state):
                     session.forget(RecordKey(path, "r", place.next_reply))  # the model is asked again
+                    session.await_reply(path)
                     place.written = before
                     dropped.append((reply_from_dict(last).response, state.model))  # it was paid, and counts
                     state = state.with_usage(dropped[0][0].token_usage)
+                elif _is_wrong(last):
+                    session.await_reply(path)
+                    state = state.changed(output_retries=state.output_retries - 1)  # the model reads what is wrong
             failed = session.recorded(RecordKey(path, "failed"))
             state = self._with_answered(path, state)
             return StoredInvocation(
@@ -733,6 +735,12 @@ def _find_refused_calls(replied: ModelReplied, invocation: Invocation) -> list[i
         for index, each in enumerate(invocation.tool_calls_in(replied.response))
         if (sent is not None and each.name not in sent) or _find_misfit(each, invocation) is not None
     ]
+
+
+def _is_wrong(reply: Mapping[str, Any]) -> bool:
+    """Return True for the record of a reply with a call that was refused, or with an answer beside its calls."""
+    requests = reply_from_dict(reply).response.ai_message.tool_execution_requests
+    return bool(reply.get("unfit")) or any(each.name == ANSWER_TOOL for each in requests)
 
 
 def _find_stored_tool(name: str, invocation: Invocation) -> Tool | None:
