@@ -17,6 +17,7 @@ from toolbox import (
     ChatResponse,
     Container,
     ConversationSuspendedError,
+    FinishReason,
     IllegalConfigurationError,
     InvocationContext,
     MemoryId,
@@ -311,6 +312,14 @@ async def test_a_reply_that_the_run_failed_with_is_asked_for_again(start: Start)
 
     assert (await here.runs.retry(failed.id)).content == Answer(number=7)
     assert ran == [1]
+
+
+@pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.CONTENT_FILTER])
+async def test_a_reply_that_was_cut_is_asked_for_again(start: Start, reason: FinishReason) -> None:
+    here = await start(replace(says('{"num'), finish_reason=reason), '{"number": 7}')
+    failed = await fail(here, Clerk.count, "hi")
+
+    assert (await here.runs.retry(failed.id)).content == Answer(number=7)
 
 
 async def test_a_reply_that_was_asked_for_again_is_recorded_like_the_first(start: Start) -> None:

@@ -14,6 +14,7 @@ from ..errors import (
     InputGuardrailError,
     InvocationTimeoutError,
     ModelRefusedError,
+    ModelTruncatedError,
     OAuthError,
     OutputGuardrailError,
     OutputParsingError,
@@ -39,7 +40,15 @@ FINAL = (
 """Errors after which a run is not tried again by itself: the next try would end in the same way."""
 
 _CAUSED_BY_REPLY = {
-    each.__name__ for each in (OutputParsingError, OutputGuardrailError, ToolArgumentsError, UnknownToolError)
+    each.__name__
+    for each in (
+        ModelRefusedError,
+        ModelTruncatedError,
+        OutputGuardrailError,
+        OutputParsingError,
+        ToolArgumentsError,
+        UnknownToolError,
+    )
 }
 """Errors that a model's reply has caused: to give the same reply again would only repeat them."""
 
