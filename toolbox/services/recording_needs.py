@@ -134,8 +134,9 @@ class StoredInvocation:
 
     `remaining` are the seconds until its deadline; None without one. `notes` are those of the context. `usage` is what
     it has used so far, if it has limits. That does not contain `inner_replies`, which services within it got after its
-    own last record, with the names of their models, and which are not replayed; they can be read once. `dropped` is a
-    reply of its own that was paid, and for which the model is asked again. `failure` is the one with which it failed.
+    own last record, with the names of their models, and which are not replayed; they can be read once. `dropped`
+    has its last reply, which was paid too, if the model is asked again for it. `failure` is the one with which it has
+    failed.
     """
 
     state: State
