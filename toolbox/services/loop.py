@@ -754,8 +754,7 @@ def _read_or_check(
         if state.stopped is not None:
             return _fail_at(state.stopped, _with_messages(state, *said))
         if response.finish_reason is FinishReason.LENGTH:
-            cut = "the model's structured reply was cut off at the token limit; increase max_tokens"
-            return _with_messages(state, *said), Fail(ModelTruncatedError(cut, text))
+            return _with_messages(state, *said), Fail(truncated(text))
         if state.output_retries >= rules.max_output_retries:
             return _with_messages(state, *said), Fail(error)
         return _ask_for_correction(rules, state, response, error, beside)
@@ -764,6 +763,11 @@ def _read_or_check(
     if rules.checks_answers:
         return state, CheckAnswer(response, text, answer)
     return _accept_answer(rules, state, response, text, answer.value)
+
+
+def truncated(text: str) -> ModelTruncatedError:
+    """Return the error for a structured answer that the token limit cut; `text` is what arrived."""
+    return ModelTruncatedError("the model's structured reply was cut off at the token limit; increase max_tokens", text)
 
 
 def _accept_answer(rules: Rules, state: State, response: ChatResponse, text: str, value: Any) -> tuple[State, Effect]:
