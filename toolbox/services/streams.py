@@ -14,18 +14,18 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeAlias, TypeVar, cast
 
 from ..callers import WhileCallerWaits
-from ..chat import ChatResponse, FinishReason, IntermediateResponse, PartialResponse
+from ..chat import IntermediateResponse, PartialResponse
 from ..context import given_up_with_outer
 from ..conversations.memories import Caller, caller_here
-from ..errors import OutputParsingError, ToolboxError
+from ..errors import OutputParsingError
 from ..execution.runners import CallerRunner
 from ..execution.threads import on_event_loop, refuse_on_event_loop
 from ..service_events import ServiceEvent
 from .driver import stream
 from .host_needs import ServiceHost
 from .invocation import Invocation
-from .loop import Finish, truncated
-from .outputs import ItemReader, Shape, Structure, TokenStream
+from .loop import Finish, cut_or_wrong, read_items
+from .outputs import ItemReader, Shape, TokenStream
 from .plans import MethodPlan
 
 logger = logging.getLogger("toolbox.services")
@@ -71,7 +71,7 @@ async def put_items(invocation: Invocation, put: Put) -> None:
         ):
             # Guardrails of the team judge, but none of the method in charge, so the loop has not read the answer.
             reply = end.response.ai_message
-            value = () if reply.has_tool_execution_requests else _read_list(structure, end.response)
+            value = () if reply.has_tool_execution_requests else read_items(structure, end.response)
         for item in (value,) if is_fallback else value or ():
             await put(item)
         return
@@ -84,7 +84,7 @@ async def put_items(invocation: Invocation, put: Put) -> None:
             reader.finish()
         except OutputParsingError as error:
             if invocation.state.stopped is None:
-                raise _error_of(error, end.response) from None
+                raise cut_or_wrong(error, end.response) from None
             raise invocation.state.stopped.error(invocation.state.messages) from None
 
     async def send(event: ServiceEvent) -> None:
@@ -99,21 +99,6 @@ async def put_items(invocation: Invocation, put: Put) -> None:
     await stream(invocation, send)
     if isinstance(invocation.end, Finish) and invocation.end.is_fallback:
         await put(invocation.end.value)
-
-
-def _read_list(structure: Structure, response: ChatResponse) -> Any:
-    try:
-        return structure.read(response.ai_message.text or "", complete=not _is_cut(response)).value
-    except OutputParsingError as error:
-        raise _error_of(error, response) from None
-
-
-def _error_of(error: OutputParsingError, response: ChatResponse) -> ToolboxError:
-    return truncated(error.text) if _is_cut(response) else error
-
-
-def _is_cut(response: ChatResponse) -> bool:
-    return response.finish_reason is FinishReason.LENGTH
 
 
 async def _ignore(_: ServiceEvent) -> None:
