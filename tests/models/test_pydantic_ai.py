@@ -21,6 +21,7 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.models.function import AgentInfo, DeltaThinkingPart, DeltaToolCall, FunctionModel
 from pydantic_ai.models.test import TestModel
+from pydantic_ai.native_tools import WebSearchTool
 from pydantic_ai.profiles import ModelProfile
 from pydantic_ai.usage import RequestUsage
 
@@ -219,6 +220,18 @@ async def test_tools_formats_and_settings_are_sent() -> None:
         "A person",
         "native",
     )
+
+
+async def test_server_side_tools_are_those_of_the_library() -> None:
+    function = Function(ModelResponse([TextPart("found")]), supported_native_tools=frozenset({WebSearchTool}))
+    model, asked = PydanticAiChatModel(function.model), UserMessage("Hi")
+    tool = WebSearchTool()
+
+    await model.chat(ChatRequest([asked], parameters={"tools": [tool]}))
+    assert function.infos[0].model_request_parameters.native_tools == [tool]
+
+    with pytest.raises(IllegalConfigurationError, match="contains a dict"):
+        await model.chat(ChatRequest([asked], parameters={"tools": [{"type": "web_search"}]}))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,19 @@ from typing import Any, Protocol
 
 import pytest
 
-from toolbox import CompleteResponse, Container, Result, TokenUsage, ToolExecuted, register_ai_service, tool
+from toolbox import (
+    AiMessage,
+    ChatResponse,
+    CompleteResponse,
+    Container,
+    FinishReason,
+    ModelTruncatedError,
+    Result,
+    TokenUsage,
+    ToolExecuted,
+    register_ai_service,
+    tool,
+)
 from toolbox.runs import RunAnswerError, RunSuspended, RunSuspendedError, approve, reject
 from toolbox.testing import tool_call
 
@@ -84,6 +96,15 @@ async def test_other_streams_raise_the_suspension_at_their_end(method: str) -> N
             _ = [each async for each in getattr(here.get(Desk), method)("refund")]
         result = await here.runs.resume(raised.value.run_id, {"0": approve()})
     assert result.content == ("done" if method == "texts" else [Invoice(number=1)])
+
+
+async def test_items_of_a_resumed_call_that_were_cut_are_no_answer() -> None:
+    cut = ChatResponse(AiMessage('[{"number": 1}, {"nu'), finish_reason=FinishReason.LENGTH)
+    async with container(asks(REFUND), cut) as here:
+        with pytest.raises(RunSuspendedError) as raised:
+            _ = [each async for each in here.get(Desk).items("refund")]
+        with pytest.raises(ModelTruncatedError):
+            await here.runs.resume(raised.value.run_id, {"0": approve()})
 
 
 async def test_the_content_of_a_resumed_call_has_the_type_of_the_method() -> None:

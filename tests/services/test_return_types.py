@@ -392,6 +392,12 @@ async def test_truncated_structured_replies_raise_model_truncated_error() -> Non
         (int | str, "The answer is"),
         (list[int], "[1, 2"),
         (City | str, 'It is {"na'),
+        (int, "```json\n12"),
+        (date, "It was\n```\n2026-01-02"),
+        (str | None, "Run ```ls``` and"),
+        (str | None, '```json\n{"value": "hel'),
+        (Literal["no", "No idea"], "no"),
+        (Literal[1, 12] | None, "1"),
     ],
 )
 async def test_a_truncated_reply_that_may_go_on_is_no_answer(type_: Any, reply: str) -> None:
@@ -409,10 +415,28 @@ async def test_a_truncated_reply_that_may_go_on_is_no_answer(type_: Any, reply: 
         (Literal["yes", "no"] | None, "no", "no"),
         (list[int], "[1, 2]", [1, 2]),
         (City, '{"name": "Bern"} and', City(name="Bern")),
+        (int, "```json\n12\n``` and", 12),
+        (City, '```json\n{"name": "Bern"}', City(name="Bern")),
+        (Literal["no", "no idea"], '"no"', "no"),
+        (Literal["no", "no idea"], "no idea", "no idea"),
     ],
 )
 async def test_a_whole_answer_at_the_token_limit_is_read(type_: Any, reply: str, expected: Any) -> None:
     assert await answer(type_, ChatResponse(AiMessage(reply), finish_reason=FinishReason.LENGTH)) == expected
+
+
+async def test_a_stream_of_items_that_was_cut_ends_with_model_truncated_error() -> None:
+    class Numbers(Protocol):
+        def count(self, text: str) -> AsyncIterator[int]: ...
+
+    cut = ChatResponse(AiMessage("[1, 2"), finish_reason=FinishReason.LENGTH)
+    numbers = create_ai_service(Numbers, chat_model=ScriptedChatModel([cut]))
+    read = []
+    with pytest.raises(ModelTruncatedError) as caught:
+        async for number in numbers.count("to three"):
+            read.append(number)
+    assert read == [1]
+    assert caught.value.text == "[1, 2"
 
 
 async def test_truncated_text_replies_are_returned() -> None:

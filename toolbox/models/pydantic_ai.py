@@ -223,6 +223,7 @@ class PydanticAiChatModel(ChatModel):
             model_requests.check(self.base_url or self._model.model_id)
         settings: dict[str, Any] = {**self._parameters, **request.parameters}
         tools = [*(self._parameters.get("tools") or ()), *(request.parameters.get("tools") or ())]
+        _check_native_tools(tools)
         settings.pop("tools", None)
         settings = {OTHER_NAMES.get(name, name): value for name, value in settings.items() if value is not None}
         if request.temperature is not None:
@@ -498,6 +499,17 @@ def _read_usage(usage: Any) -> TokenUsage | None:
     thought = usage.output_reasoning_tokens or next(filter(None, map(details.get, names)), 0)
     counts = (usage.input_tokens, usage.output_tokens, usage.cache_read_tokens, thought, usage.cache_write_tokens)
     return TokenUsage(*(each or 0 for each in counts))
+
+
+def _check_native_tools(tools: Sequence[Any]) -> None:
+    """Raise `IllegalConfigurationError` for a tool in the form of a provider, which the library cannot send."""
+    from pydantic_ai.native_tools import AbstractNativeTool
+
+    for each in tools:
+        if not isinstance(each, AbstractNativeTool):
+            fact = f"parameters['tools'] contains a {type(each).__name__}, which pydantic-ai cannot send"
+            fix = "pass a tool of pydantic_ai.native_tools, such as WebSearchTool()"
+            raise IllegalConfigurationError([Problem("PydanticAiChatModel", fact, fix)])
 
 
 def refuse_contents(messages: Sequence[Message], profile: Mapping[str, Any], model: str) -> None:

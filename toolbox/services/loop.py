@@ -753,11 +753,8 @@ def _read_or_check(
         said = beside or (reply,)
         if state.stopped is not None:
             return _fail_at(state.stopped, _with_messages(state, *said))
-        if response.finish_reason is FinishReason.LENGTH:
-            cut = "the model's structured reply was cut off at the token limit; increase max_tokens"
-            return _with_messages(state, *said), Fail(ModelTruncatedError(cut, text))
-        if state.output_retries >= rules.max_output_retries:
-            return _with_messages(state, *said), Fail(error)
+        if response.finish_reason is FinishReason.LENGTH or state.output_retries >= rules.max_output_retries:
+            return _with_messages(state, *said), Fail(cut_or_wrong(error, response))
         return _ask_for_correction(rules, state, response, error, beside)
     if beside:
         state = _with_round(state, reply, beside)
@@ -789,6 +786,23 @@ def read_answer(rules: Rules, response: ChatResponse, text: str) -> ParsedAnswer
         return rules.structure.read(text, complete=response.finish_reason is not FinishReason.LENGTH)
     value = text if rules.kind is Kind.TEXT else response.ai_message if rules.kind is Kind.MESSAGE else None
     return ParsedAnswer(value, text)
+
+
+def read_items(structure: Structure, response: ChatResponse) -> Any:
+    """Return the items that a stream has sent as a list. Raises `OutputParsingError` or `ModelTruncatedError`."""
+    text = response.ai_message.text or ""
+    try:
+        return structure.read(text, complete=response.finish_reason is not FinishReason.LENGTH).value
+    except OutputParsingError as error:
+        raise cut_or_wrong(error, response) from None
+
+
+def cut_or_wrong(error: OutputParsingError, response: ChatResponse) -> ToolboxError:
+    """Return the error for an answer that cannot be read: a `ModelTruncatedError` if the token limit cut the reply."""
+    if response.finish_reason is not FinishReason.LENGTH:
+        return error
+    cut = "the model's structured reply was cut off at the token limit; increase max_tokens"
+    return ModelTruncatedError(cut, error.text)
 
 
 def replaced_answer(rules: Rules, response: ChatResponse, given: Any) -> tuple[ChatResponse, ParsedAnswer]:

@@ -293,6 +293,7 @@ def _is_related(declared: type[Any], wanted: type[Any]) -> bool:
 # --- structured replies
 
 _FENCE = re.compile(r"```(?:json|JSON)?[ \t]*\r?\n?(.*?)(?:```|\Z)", re.DOTALL)
+_CUT_OFF = "the answer was cut off"
 # The beginning of a JSON object or list, but not of other braces or brackets in prose.
 _STRING = r'"(?:[^"\\]++|\\.)*+"'
 _VALUE_BEGINS = re.compile(
@@ -380,12 +381,17 @@ class Structure:
         `complete` is False if the text was cut off; what could go on, such as a number, is not read then.
         """
         try:
-            if not complete and self._may_go_on(text.strip()):
-                raise ValueError("the answer was cut off")
-            return self._validate_answer(text.strip())
+            answer = self._validate_answer(text.strip())
         except ValueError as error:
             faults = _faults_in(error)
-        in_blocks = [answer for block in _FENCE.findall(text) for answer in self._readable(block)]
+        else:
+            if not complete and self._may_go_on(text.strip()):
+                raise OutputParsingError(text, [("", _CUT_OFF)])
+            return answer
+        blocks = list(_FENCE.finditer(text))
+        if not complete and any(_is_open(each) and self._may_go_on(each[1].strip()) for each in blocks):
+            raise OutputParsingError(text, [("", _CUT_OFF)])
+        in_blocks = [answer for block in blocks for answer in self._readable(block[1])]
         if len(in_blocks) == 1:
             return in_blocks[0]
         embedded = self._find_embedded(text)
@@ -453,21 +459,27 @@ class Structure:
 
     def _may_go_on(self, text: str) -> bool:
         """Return True if a text may be the beginning of another answer, as `12` is one of `1234`."""
-        if self._has_fixed_values:
-            return False
+        if (values := self._fixed_values) is not None:
+            begun = text.lstrip("[\"'`").casefold()
+            return any(each.startswith(begun) and each != begun for each in values)
         try:
             return is_number(from_json(text, allow_inf_nan=False))
         except ValueError:  # a date, words, or JSON that is not closed
             return True
 
     @property
-    def _has_fixed_values(self) -> bool:
-        """True for booleans, enums and literals."""
+    def _fixed_values(self) -> list[str] | None:
+        """The values of enums and literals, in small letters; None if other values than these and booleans fit."""
         if not self.wrapped:
-            return False
+            return None
         declared = self.schema["properties"]["value"]
-        forms = [self._resolved(each) for each in declared.get("anyOf", (declared,))]
-        return all("enum" in each or "const" in each or each.get("type") in ("boolean", "null") for each in forms)
+        values: list[str] = []
+        for each in (self._resolved(form) for form in declared.get("anyOf", (declared,))):
+            if "enum" in each or "const" in each:
+                values += (str(value).casefold() for value in each.get("enum", (each.get("const"),)))
+            elif each.get("type") not in ("boolean", "null"):
+                return None
+        return values
 
     def _resolved(self, form: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the schema behind a reference, or the schema itself."""
@@ -565,6 +577,11 @@ def _inner_value(text: str, data: dict[str, Any]) -> str:
     """Return the JSON text of an object's only member unchanged, so that no number is rounded."""
     inner = text[text.index(":", text.index('"value"')) + 1 :].strip()
     return inner[:-1].strip() if inner.endswith("}") else inner
+
+
+def _is_open(block: re.Match[str]) -> bool:
+    """Return True for a fenced block without its end."""
+    return block.end() == block.end(1)
 
 
 def _schema_name(type_: Any) -> str:

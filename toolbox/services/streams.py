@@ -24,7 +24,7 @@ from ..service_events import ServiceEvent
 from .driver import stream
 from .host_needs import ServiceHost
 from .invocation import Invocation
-from .loop import Finish
+from .loop import Finish, cut_or_wrong, read_items
 from .outputs import ItemReader, Shape, TokenStream
 from .plans import MethodPlan
 
@@ -71,7 +71,7 @@ async def put_items(invocation: Invocation, put: Put) -> None:
         ):
             # Guardrails of the team judge, but none of the method in charge, so the loop has not read the answer.
             reply = end.response.ai_message
-            value = () if reply.has_tool_execution_requests else structure.read(reply.text or "").value
+            value = () if reply.has_tool_execution_requests else read_items(structure, end.response)
         for item in (value,) if is_fallback else value or ():
             await put(item)
         return
@@ -82,9 +82,9 @@ async def put_items(invocation: Invocation, put: Put) -> None:
             return
         try:
             reader.finish()
-        except OutputParsingError:
+        except OutputParsingError as error:
             if invocation.state.stopped is None:
-                raise
+                raise cut_or_wrong(error, end.response) from None
             raise invocation.state.stopped.error(invocation.state.messages) from None
 
     async def send(event: ServiceEvent) -> None:

@@ -22,7 +22,7 @@ from ...services.inner_events import FrontEnd, InnerReader, current_reader
 from ...services.inner_plans import PROVIDER_MAY_SUSPEND, services_below
 from ...services.invocation import Invocation
 from ...services.layers import check_input_first
-from ...services.loop import Finish, Suspend
+from ...services.loop import Finish, Suspend, read_items
 from ...services.outputs import Result, Shape
 from ...services.plans import MethodPlan
 from ..documents import RunDocument, WaitingCall
@@ -272,5 +272,5 @@ def _result_of(invocation: Invocation, value: Any) -> Result[Any]:
     output = invocation.plan.output
     reply = end.response.ai_message
     if value is None and output.is_stream and output.structure is not None and not reply.tool_execution_requests:
-        value = output.structure.read(reply.text or "").value
+        value = read_items(output.structure, end.response)
     return invocation.state.result(value, end.finish_reason, invocation.plan.where)
