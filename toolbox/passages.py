@@ -45,6 +45,9 @@ class Passage:
 
 # --- numbers
 
+_UNKNOWN = Passage("")
+"""Stands for a passage of which only the number is known, because the result of its search was lost."""
+
 
 class NumberedPassages:
     """The passages of one call, in the order of their numbers, which begin with 1.
@@ -65,6 +68,28 @@ class NumberedPassages:
         for each in found:
             numbered.setdefault(self._number_of(each), each)
         return numbered
+
+    def add_shown(self, found: Iterable[Passage], text: str) -> None:
+        """Take the passages of a search, with the numbers that they have in its result `text`.
+
+        Another process may have found them: several parts of one document differ only in their texts, and searches at
+        the same time end in any order.
+        """
+        for each in found:
+            shown = re.search(rf"^<passage>\n\[(\d+)\]{re.escape(_write(each))}\n</passage>$", text, re.MULTILINE)
+            if shown is None or not self._place(each, int(shown[1])):  # cut, or rewritten
+                self.add([each])
+
+    def _place(self, passage: Passage, number: int) -> bool:
+        """Put a passage at its number; return False if another one is there."""
+        self.passages += [_UNKNOWN] * (number - len(self.passages))
+        known = self.passages[number - 1]
+        if (known.source, known.text) == (passage.source, passage.text):
+            return True
+        if known.text or (known != _UNKNOWN and (known.source, known.title) != (passage.source, passage.title)):
+            return False
+        self.passages[number - 1] = passage
+        return True
 
     def _number_of(self, passage: Passage) -> int:
         for number, known in enumerate(self.passages, 1):
@@ -106,13 +131,14 @@ _MARKS = re.compile(r"<(?=\s*/?\s*passage)", re.IGNORECASE)
 
 def passages_text(numbered: Mapping[int, Passage]) -> str:
     """Return numbered passages as text for a model, each between marks that no passage can write."""
-    return "\n".join(f"<passage>\n{_write(number, each)}\n</passage>" for number, each in numbered.items())
+    return "\n".join(f"<passage>\n[{number}]{_write(each)}\n</passage>" for number, each in numbered.items())
 
 
-def _write(number: int, passage: Passage) -> str:
+def _write(passage: Passage) -> str:
+    """Return what follows the number of a passage."""
     title = " ".join((passage.title or "").split())
     source = " ".join((passage.source or "").split())
-    heading = " ".join(each for each in (f"[{number}]", title, source and f"({source})") if each)
+    heading = "".join(f" {each}" for each in (title, source and f"({source})") if each)
     return _MARKS.sub("&lt;", f"{heading}\n{passage.text}")
 
 

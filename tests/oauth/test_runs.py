@@ -4,12 +4,14 @@ import asyncio
 import json
 import logging
 from dataclasses import fields
+from datetime import timedelta
 from typing import Any, Protocol
 
 import pytest
 
 from tests.oauth.guarded_mcp_server import guarded_server
 from tests.oauth.oauth_server import SECRET, OAuthServer, Resource
+from tests.rest.http_server import Answer
 from toolbox import (
     Container,
     Result,
@@ -22,9 +24,9 @@ from toolbox import (
 )
 from toolbox.mcp import mcp_server, mcp_toolbox
 from toolbox.oauth import TokenExchange
-from toolbox.runs import IdentityLoader, InMemoryRunStore, RunEngine, RunStore, approve, durable
+from toolbox.runs import IdentityLoader, InMemoryRunStore, Retries, RunEngine, RunStore, approve, durable
 from toolbox.security import SecurityIdentity, UnauthenticatedError
-from toolbox.testing import ScriptedChatModel, tool_call
+from toolbox.testing import ScriptedChatModel, skip_time, tool_call
 
 pytestmark = pytest.mark.anyio
 
@@ -53,7 +55,7 @@ class Program:
     """A container of one process, with a durable and a plain service whose tool acts for the user."""
 
     def __init__(
-        self, orders: Resource, oauth: OAuthServer, store: RunStore, *beans: Any, needs_approval: bool
+        self, orders: Resource, oauth: OAuthServer, store: RunStore, *beans: Any, needs_approval: bool, **desk: Any
     ) -> None:
         client = type("Orders", (Orders, Protocol), {})
         auth = TokenExchange(oauth.url, "desk", SECRET, audience="orders")
@@ -69,7 +71,7 @@ class Program:
                 ran.append("pay")
                 return f"paid for {(await self._orders.list())['subject']}"
 
-        @register_ai_service(tools=Tools)
+        @register_ai_service(tools=Tools, **desk)
         class Desk(Protocol):
             @durable
             async def chat(self, text: str) -> Result[str]: ...
@@ -173,6 +175,25 @@ async def test_a_run_keeps_the_token_while_this_process_tries_to_execute_it(oaut
                 await asyncio.sleep(0.01)
         await here.runs.execute(run.id)
         assert (await here.runs.result(run)).content == "done: paid for ann"
+
+
+async def test_a_run_keeps_the_token_until_its_next_try(oauth, orders) -> None:
+    retries = Retries(attempts=3, wait=timedelta(minutes=1))
+    program = Program(orders, oauth, Kept(), needs_approval=False, run_retries=retries)
+    oauth.reply = Answer({"error": "temporarily_unavailable"}, 503)
+
+    async with program.container as here:
+        async with program.acting_for(user("ann", oauth.log_in("ann"))):
+            run = await here.runs.start(here.get(program.desk).chat, "Pay")
+        async with asyncio.timeout(30):
+            while (await here.runs.get(run.id)).error is None:  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0.01)
+        oauth.reply = None
+        await skip_time(here, timedelta(hours=1))
+        await here.runs.execute(run.id)
+        assert (await here.runs.result(run)).content == "done: paid for ann"
+
+    assert ran == ["pay"] * 2
 
 
 async def suspended(runs: Any, run_id: str) -> None:

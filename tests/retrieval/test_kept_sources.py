@@ -1,6 +1,7 @@
 """What streams, conversations and runs keep of passages, and what a run that continues finds again."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -189,6 +190,25 @@ async def test_a_run_that_crashed_keeps_the_numbers_of_what_its_model_has_cited(
     assert "[2] B (b.md)" in result.tool_executions[0].result
     assert [each.source for each in result.sources] == ["a.md", "b.md", "c.md"]
     assert Handbook.asked == ["x", "x"]
+
+
+@pytest.mark.parametrize("crashes", [True, False])
+async def test_parts_of_one_document_keep_their_numbers_when_a_run_goes_on(crashes: bool) -> None:
+    then = ModelConnectionError("down") if crashes else tool_call("pay", {"euros": 1})
+    container, model = started(tool_call("search_archive", {"query": "b"}), then, "done")
+    Handbook.found[:] = parts = [replace(B, text="part 1"), replace(B, text="part 2")]
+    async with container:
+        if crashes:
+            with pytest.raises(ModelConnectionError):
+                await container.get(Clerk).surely("7", "x")
+            result = await container.runs.retry("7")
+        else:
+            waiting = await container.get(Clerk).answer("ada", "x")
+            result = await container.runs.resume(waiting.run_id or "", {waiting.pending[0].id: approve()})
+
+    assert "[1] B (b.md)\npart 1" in asked_in(model.requests[-1])
+    assert "[3] B (b.md)\nsecret b" in result.tool_executions[0].result
+    assert result.sources == (*parts, B)
 
 
 async def test_a_durable_run_stores_the_event_without_texts() -> None:

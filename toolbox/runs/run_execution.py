@@ -172,9 +172,11 @@ class RunExecution:
         while True:
             was_free = await self.spawn(run_id, self._execute_if_free(run_id))
             stored = await self._runs.load(run_id)
+            if stored.status != "running" or not (was_free or stored.owner is None):
+                self._starters.pop(run_id, None)
             if stored.status != "running":
                 return stored
-            if was_free:  # it was lost
+            if was_free:  # it was lost, or is tried again later
                 continue
             left = None if until is None else until - time.monotonic()
             if left is not None and left <= 0:
@@ -190,9 +192,7 @@ class RunExecution:
         owned = await self._runs.acquire(run_id)
         if owned is not None:
             starter = self._starters.get(run_id)
-            if not await self.execute_taken(owned, self.execute_acquired(owned, person=starter)):
-                return True  # it is tried again, perhaps here
-        self._starters.pop(run_id, None)  # kept after an error: the run goes on here, perhaps
+            await self.execute_taken(owned, self.execute_acquired(owned, person=starter))
         return owned is not None
 
     async def _until_free(self, run_id: str, seen: RunLook | None) -> RunLook:
@@ -203,22 +203,25 @@ class RunExecution:
                 return seen
 
     def remember_starter(self, run_id: str, identity: Any) -> None:
-        """Keep who has started a run while this process executes it: the token is not stored with the run."""
+        """Keep who has started a run while this process executes it: the token is not stored with the run.
+
+        It is kept after an error and until the next try too, which are here, perhaps.
+        """
         if not identity.is_anonymous:
             self._starters[run_id] = identity
             if len(self._starters) > _MOST_STARTERS:
                 self._starters.pop(next(iter(self._starters)))
 
-    async def execute_taken(self, owned: StoredRun, execution: Coroutine[Any, Any, object]) -> bool:
+    async def execute_taken(self, owned: StoredRun, execution: Coroutine[Any, Any, object]) -> None:
         """Await the execution of a run that this process has just taken. An error that has ended it is not raised.
 
-        Returns False if it has failed and is tried again later. Returns also if the run was lost. Raises the errors
-        after which the run goes on elsewhere or later.
+        Returns also if the run is tried again later, or was lost. Raises the errors after which the run goes on
+        elsewhere or later.
         """
         if self.report_to is not None:
             self.report_to("executes", owned)
         try:
-            return await execution is not None
+            await execution
         except Exception as error:
             if isinstance(error, LeaseLostError) and error.run_id == owned.id:
                 logger.warning("another process has taken over run %s", owned.id)
@@ -229,7 +232,6 @@ class RunExecution:
         finally:
             if self.report_to is not None:
                 await self._report_end(self.report_to, owned)
-        return True
 
     async def _is_still_running(self, owned: StoredRun) -> bool:
         """Return True if an error came before or after the method, so that no end of the run is written."""

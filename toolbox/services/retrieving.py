@@ -127,7 +127,7 @@ def _add_results(numbers: NumberedPassages, executions: Iterable[ToolExecution],
     for each in executions:
         tool, found = invocation.find_tool(each.request.name), each.result_object
         if tool is not None and tool.run is search and isinstance(found, list):
-            numbers.add(passage for passage in found if isinstance(passage, Passage))
+            numbers.add_shown((passage for passage in found if isinstance(passage, Passage)), each.result)
 
 
 def _numbers_of(invocation: Invocation) -> NumberedPassages:
