@@ -286,7 +286,7 @@ async def answer_pending(container: Container, run_id: str, answers: Mapping[str
 def run_view(run: Run[Any]) -> RunView:
     """Return what a client sees of a run. The text of an error can contain anything, and stays here."""
     error = run.error
-    if run.status != "cancelled" and error is not None:  # also of a run that is tried again
+    if run.status in ("failed", "running") and error is not None:  # a running one is tried again
         error = error.partition(":")[0]
     return RunView(
         id=run.id,
