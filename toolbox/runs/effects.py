@@ -1,7 +1,7 @@
 """`effect`: what a run does, once for all processes that execute it, where that is possible.
 
 Replies of models, results of tools, a router's choice, failures and compensations are effects. Not here: what each of
-them records (`service_calls`, `tool_records`), the transaction of a tool (`recorder`), the store (`run_session`).
+them records (`service_calls`), the transaction of a tool (`recorder`), the store (`run_session`).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Every execution is one task. What differs is who waits for it: `settle` and `wait_unless_lost` leave it running when
 their caller leaves; `execute_or_wait` cancels it, so that another process can continue the run. Not here: becoming the
-owner with an answer (`resuming`), making the header of a new run (`service_calls`), what it
-does (`run_body`), recording it (`run_session`).
+owner with an answer (`resuming`), making the header of a new run (`service_calls`), what it does (`run_body`),
+recording it (`run_session`).
 """
 
 from __future__ import annotations
