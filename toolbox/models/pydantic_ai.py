@@ -223,7 +223,8 @@ class PydanticAiChatModel(ChatModel):
             model_requests.check(self.base_url or self._model.model_id)
         settings: dict[str, Any] = {**self._parameters, **request.parameters}
         tools = [*(self._parameters.get("tools") or ()), *(request.parameters.get("tools") or ())]
-        _check_native_tools(tools)
+        if tools:
+            _check_native_tools(tools)
         settings.pop("tools", None)
         settings = {OTHER_NAMES.get(name, name): value for name, value in settings.items() if value is not None}
         if request.temperature is not None:
