@@ -52,12 +52,21 @@ _UNKNOWN = Passage("")
 class NumberedPassages:
     """The passages of one call, in the order of their numbers, which begin with 1.
 
-    `messages` are the conversation before the call's user message.
+    `known` are those that an earlier part of the run has found. `messages` are the conversation before the call's user
+    message.
     """
 
     def __init__(self, known: Iterable[Passage] = (), messages: Sequence[Any] = ()) -> None:
-        self.passages: list[Passage] = [*known]
+        self.passages: list[Passage] = []
         self.messages = tuple(messages)
+        self._lacking: set[int] = set()
+        self.expect(known)
+
+    def expect(self, known: Iterable[Passage]) -> None:
+        """Take passages as they are stored, without their texts."""
+        before = len(self.passages)
+        self.passages += known
+        self._lacking.update(range(before + 1, len(self.passages) + 1))
 
     def add(self, found: Iterable[Passage]) -> dict[int, Passage]:
         """Return passages by their numbers: known ones keep theirs, the others are numbered on.
@@ -82,26 +91,31 @@ class NumberedPassages:
 
     def _place(self, passage: Passage, number: int) -> bool:
         """Put a passage at its number; return False if another one is there."""
-        self.passages += [_UNKNOWN] * (number - len(self.passages))
+        self.expect([_UNKNOWN] * (number - len(self.passages)))
         known = self.passages[number - 1]
-        if (known.source, known.text) == (passage.source, passage.text):
-            return True
-        if known.text or (known != _UNKNOWN and (known.source, known.title) != (passage.source, passage.title)):
+        if number not in self._lacking:
+            return (known.source, known.text) == (passage.source, passage.text)
+        if known != _UNKNOWN and (known.source, known.title) != (passage.source, passage.title):
             return False
-        self.passages[number - 1] = passage
+        self._complete(number, passage)
         return True
 
     def _number_of(self, passage: Passage) -> int:
         for number, known in enumerate(self.passages, 1):
-            if (known.source, known.text) == (passage.source, passage.text):
+            if number not in self._lacking and (known.source, known.text) == (passage.source, passage.text):
                 return number
         # Of a passage that another process has found, only the source and the title are known.
-        for number, known in enumerate(self.passages, 1):
-            if not known.text and (known.source, known.title) == (passage.source, passage.title):
-                self.passages[number - 1] = passage
+        for number in sorted(self._lacking):
+            known = self.passages[number - 1]
+            if (known.source, known.title) == (passage.source, passage.title):
+                self._complete(number, passage)
                 return number
         self.passages.append(passage)
         return len(self.passages)
+
+    def _complete(self, number: int, passage: Passage) -> None:
+        self.passages[number - 1] = passage
+        self._lacking.discard(number)
 
 
 def within(chars: int, passages: Iterable[Passage]) -> tuple[list[Passage], int]:

@@ -243,6 +243,17 @@ async def test_no_passage_can_write_the_marks_and_none_is_a_template() -> None:
     assert "{question} {passages} {{x}}" in text
 
 
+async def test_a_passage_without_text_hides_no_other_part_of_its_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = [Passage("", source="leave.md"), Passage("Ask Ann.", source="leave.md")]
+    monkeypatch.setattr(Handbook, "found", parts)
+    model = ScriptedChatModel(["done"])
+    async with clerk(model) as (service, _):
+        result = await service.answer("ada", "q")
+
+    assert "[2] (leave.md)\nAsk Ann." in asked_in(model.requests[0])
+    assert result.sources == tuple(parts)
+
+
 async def test_the_last_passages_are_dropped_whole_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     class Long(Retriever):
         async def retrieve(self, query: Query) -> list[Passage]:

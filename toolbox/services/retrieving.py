@@ -61,7 +61,7 @@ async def find_passages(invocation: Invocation, streamed: StreamedCall | None) -
 
     known = () if invocation.is_resumed else await place.effect(SOURCES, ask_first)
     if not has_asked:
-        _numbers_of(invocation).passages += known
+        _numbers_of(invocation).expect(known)
         invocation.asks_again = True
 
 
