@@ -85,7 +85,7 @@ class NumberedPassages:
         the same time end in any order.
         """
         for each in found:
-            shown = re.search(rf"^<passage>\n\[(\d+)\]{re.escape(_write(each))}\n</passage>$", text, re.MULTILINE)
+            shown = re.search(rf"^<passage>\n\[(\d{{1,6}})\]{re.escape(_write(each))}\n</passage>$", text, re.MULTILINE)
             if shown is None or not self._place(each, int(shown[1])):  # cut, or rewritten
                 self.add([each])
 
