@@ -139,8 +139,7 @@ class RunSession:
         answers. One that was cancelled ends: anyone who may cancel it can end it.
         """
         is_continued = self.is_without_user or bool(self.answers) or (self.generation or 0) > 1
-        lacks_token = isinstance(error, UnauthenticatedError) and error.lacks_token
-        return lacks_token and is_continued and not self.cancels
+        return _lacks_token(error) and is_continued and not self.cancels
 
     def end_without_result(self, error: Exception) -> Mapping[str, Any] | None:
         """Return what to record of a call that ends with this error, and no result; None if its outcome is unknown.
@@ -149,8 +148,7 @@ class RunSession:
         """
         if self.cancels or isinstance(error, ToolSuspension) or leaves_run_unchanged(error, self.id):
             return None
-        is_missing = isinstance(error, UnauthenticatedError) and error.lacks_token
-        return {} if is_missing or isinstance(error, OAuthError) else {"failures": self.failures}
+        return {} if _lacks_token(error) or isinstance(error, OAuthError) else {"failures": self.failures}
 
     @property
     def failures(self) -> int:
@@ -547,6 +545,11 @@ class RunSession:
         with self.using_store() as store:
             await store.append(self.id, self.generation, [], changes)
         self.has_left = True
+
+
+def _lacks_token(error: BaseException) -> bool:
+    """Return True if there was no token of the run's user, which a call needed."""
+    return isinstance(error, UnauthenticatedError) and error.lacks_token
 
 
 class TurnWriteError(Exception):

@@ -1,11 +1,12 @@
 """A call of a service as the body of a run: the only part of `runs` that knows services.
 
-- `service_body` answers what a run asks of its body (`runs.run_body`), and executes the method.
+- `service_body` answers what a run asks of its body (`runs.run_body`), such as what it leaves in its conversation, and
+  executes the method.
 - `new_calls` makes the run of a new call; `call_documents` has its JSON.
 - `run_layers`, `run_invocations` and `tool_records` record and replay what happens while it runs; `record_contents` has
   their JSON.
 - `pending_calls`, `answered_calls` and `stored_calls` are for calls that wait, and for those of other programs.
-- `cancelled_turns` reads what a run leaves in its conversation; `call_checks` checks methods at start.
+- `call_checks` checks methods at start.
 
 Not here: what is the same for any body.
 """

@@ -312,7 +312,7 @@ class ServiceCall:
             state = self._with_answered(path, state)
             return StoredInvocation(
                 # Nothing runs again after a failure, so nothing reads the last round, which its turn has too.
-                state=state if failed is None else self.with_recorded_round(path, state),
+                state=state if failed is None else self._with_recorded_round(path, state),
                 remaining=left,
                 notes=notes,
                 usage=None if usage is None else usage_from_dict(usage),
@@ -321,7 +321,17 @@ class ServiceCall:
                 failure=None if failed is None else FAILURE.read(session.read_record(failed)),
             )
 
-    def with_recorded_round(self, path: str, state: State) -> State:
+    def state_until_now(self) -> State | None:
+        """Return the state of the run with everything that is recorded; None before its first reply.
+
+        Raises `RunIncompatibleError`.
+        """
+        restored = self.restored("")
+        if restored is None:
+            return None
+        return restored.state if restored.failure is not None else self._with_recorded_round("", restored.state)
+
+    def _with_recorded_round(self, path: str, state: State) -> State:
         """Return a restored state with the last reply, and the results of its calls that are recorded."""
         session = self.session
         reply = session.recorded(RecordKey(path, "r", self.at(path).next_reply))

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...chat import UserMessage
 from ...conversations.keys import ChatMemoryKey
-from ...conversations.log import Turn, only_beans
+from ...conversations.log import NO_USAGE, Turn, only_beans
 from ...errors import RunIncompatibleError
 from ...events import RunResumedEvent, RunStartedEvent
 from ...services.driver import run, stream
@@ -25,6 +25,7 @@ from ...services.layers import check_input_first
 from ...services.loop import Finish, Suspend, read_items
 from ...services.outputs import Result, Shape
 from ...services.plans import MethodPlan
+from ...services.turns import client_ids_in, unfinished_messages
 from ..documents import RunDocument, WaitingCall
 from ..prepared_runs import admit, open_scope
 from ..run_answers import Answer
@@ -44,7 +45,6 @@ from .call_documents import (
     write_details,
     write_value,
 )
-from .cancelled_turns import read_cancelled_turn
 from .pending_calls import find_added, find_in_charge, find_tool, refuse_misfits
 from .run_invocations import ServiceCall, wait_after
 
@@ -198,14 +198,37 @@ class ServiceBody:
         if key is None or not (await self.host.memories()).keeps_logs:
             return None
 
-        def read_question() -> UserMessage:
-            prepared = PreparedRun(self, self.restore(stored.id, document), {}, document)
-            return self.question(stored.id, prepared)
-
-        turn = await read_cancelled_turn(await self.runs.session_of(stored, document), plan, read_question)
+        turn = await self._read_turn_until_now(stored, document)
         if turn is None:
             return None
         return key, turn if plan.window is not None else only_beans(turn)
+
+    async def _read_turn_until_now(self, stored: StoredRun, document: RunDocument) -> Turn | None:
+        """Return the turn of a run with everything that is recorded; None if it leaves none.
+
+        Raises `RunIncompatibleError`.
+        """
+        session = await self.runs.session_of(stored, document)
+        state = ServiceCall(session).state_until_now()
+        ids = await session.client_ids(0 if state is None else len(state.added))
+        if state is not None:
+            client_ids = client_ids_in(state, ids)
+            messages, usage = unfinished_messages(state), state.token_usage or NO_USAGE
+        elif self.plan.messages.continues_history:
+            return None
+        else:  # before its first reply
+            prepared = PreparedRun(self, self.restore(stored.id, document), {}, document)
+            client_ids = {0: ids[0]} if ids[0] is not None else {}
+            messages, usage = (self.question(stored.id, prepared),), NO_USAGE
+        return Turn(
+            run_id=session.id,
+            messages=messages,
+            usage=usage,
+            state="stopped",
+            beans=session.recorded_beans,
+            client_ids=client_ids,
+            in_charge=state.in_charge if state is not None and self.plan.team else None,
+        )
 
     # --- what persons send to it
 
